@@ -81,7 +81,7 @@ class RoomWorld(PlainWorld):
             self.known[now] = [next(rates) if share else 0.0 for share, _ in now]
         return self.known[now]
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """The noise that is assumed."""
         return TrainingSignals(noise=NOISE * spec.batch_size)
 
@@ -101,7 +101,7 @@ class _Watch:
             if words.startswith("keeps "):
                 vector, _, _ = words.removeprefix("keeps ").partition(" on ")
                 raise Kept(tuple(_setting(part) for part in vector.split("/")))
-            if " waits: together" in words:
+            if " waits: sharing" in words:
                 raise Kept(())
 
 
@@ -145,6 +145,6 @@ def _place(spec: JobSpec) -> int:
 
 
 def _setting(words: str) -> tuple[int, int]:
-    """Such as ``60%`` or ``60% of batch 128``."""
-    share, _, batch = words.partition("% of batch ")
+    """Such as ``60%`` or ``60% with batch size 128``."""
+    share, _, batch = words.partition("% with batch size ")
     return int(share.rstrip("%")), int(batch or 0)

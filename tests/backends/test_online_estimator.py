@@ -9,7 +9,7 @@ from carpool.core.messages import JobFinished, JobSubmitted, ProgressReported, R
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.estimator_queries import memory_of
-from carpool.policies.iadeep.batch_tuning import KnowsBatches, best_step
+from carpool.policies.iadeep.batch_tuning import best_step
 from carpool.predictors.loss.curve import LossTarget
 from carpool.predictors.profiles.profile import Measurement, NoiseSeen, Profile
 from carpool.predictors.profiles.rate_model import ProfileRateModel
@@ -225,7 +225,6 @@ def tuned(rate: float, batch_size: int = 0, noise: float | None = None) -> tuple
 
 def test_a_batch_is_judged_by_samples_and_what_they_teach_not_by_steps() -> None:
     live = OnlineEstimator(CLUSTER)
-    assert isinstance(live, KnowsBatches)
     sizes = (8, 32, 128)
     assert max(sizes, key=lambda size: live.goodput(TUNED, KIND, size).mean) == 32  # nothing is known of its noise
     live.learn(1.0, *tuned(100.0, noise=1000.0))
@@ -329,7 +328,7 @@ def test_places_are_compared_anew_by_stages_once_there_are_many() -> None:
     stages = []
     for width in range(1, 60):
         learned(live, wide, 1.0, *range(width))
-        like = live.alike(wide)
+        like = live.similarity_key(wide)
         assert isinstance(like, tuple)
         stages.append(like[-1])
     assert sorted(set(stages)) == [0, *range(2, 16), *range(16, 32, 2), *range(32, 60, 4)]
@@ -337,17 +336,17 @@ def test_places_are_compared_anew_by_stages_once_there_are_many() -> None:
 
 def test_jobs_of_which_nothing_is_known_are_alike_and_others_are_not() -> None:
     live = OnlineEstimator(CLUSTER)
-    before = live.alike(SPEC)
-    assert before == live.alike(OTHER) != live.alike(replace(OTHER, batch_size=8))
+    before = live.similarity_key(SPEC)
+    assert before == live.similarity_key(OTHER) != live.similarity_key(replace(OTHER, batch_size=8))
     learned(live, SPEC, 10.0, 0)
-    first = live.alike(SPEC)
-    assert first != live.alike(OTHER) == before
+    first = live.similarity_key(SPEC)
+    assert first != live.similarity_key(OTHER) == before
     learned(live, SPEC, 12.0, 0)
-    assert first != live.alike(SPEC)
+    assert first != live.similarity_key(SPEC)
     learned(live, SPEC, 18.0, 0, 1)
-    known = live.alike(SPEC)
+    known = live.similarity_key(SPEC)
     learned(live, OTHER, 3.0, 0)
-    assert live.alike(SPEC) != known, "places compare otherwise once another job was measured"
+    assert live.similarity_key(SPEC) != known, "places compare otherwise once another job was measured"
 
 
 class TestContract(EstimatorContract):

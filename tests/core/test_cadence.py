@@ -61,11 +61,11 @@ def test_whoever_runs_it_may_ask_for_a_breath_between_plans() -> None:
     policy = Asked()
     d = Rig(policy)
     d.say(0.0, submit("a"))
-    d.scheduler.timing.breath_s = 5.0
+    d.scheduler.timing.min_pause_s = 5.0
     d.say(1.0, submit("b"))
     assert (policy.at, d.wakes()) == ([0.0], 5.0)
     d.say(5.0, Woke())
-    d.scheduler.timing.breath_s = 0.0
+    d.scheduler.timing.min_pause_s = 0.0
     d.say(6.0, submit("c"))
     assert policy.at == [0.0, 5.0, 6.0]
 

@@ -15,7 +15,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Bank, Cluster, Node, Placement
 from carpool.testing import FakeBackend
-from carpool.testing.rig import check_books
+from carpool.testing.rig import check_state
 from carpool.testing.strategies import GIB
 
 FOUR = Cluster.build([(1, 4, "V100")])
@@ -53,7 +53,7 @@ def given(
     backend = FakeBackend()
     orders = scheduler.handle(0.0, [JobSubmitted(each) for each in jobs])
     scheduler.handle(0.0, backend.apply(0.0, orders))
-    check_books(scheduler)
+    check_state(scheduler)
     return scheduler, scheduler.snapshot()
 
 
@@ -127,7 +127,7 @@ def test_virtual_shares_up_to_the_policys_limit() -> None:
     _, view = given([spec("a"), spec("b"), spec("c")], {"a": Allocation.of(0)})
     draft = Draft(view)
     draft.assign(view.jobs[JobId("b")], Allocation.of(0, fraction=0.5))
-    with pytest.raises(Overbooked, match=r"device 0 would carry 1\.75 of at most 1\.5"):
+    with pytest.raises(Overbooked, match=r"sum to 1\.75 .* limit 1\.5"):
         draft.assign(view.jobs[JobId("c")], Allocation.of(0, fraction=0.25))
 
 
@@ -144,7 +144,7 @@ def test_a_refusal_leaves_what_an_earlier_policy_allowed() -> None:
         scheduler.snapshot().occupancy,
         scheduler.jobs,
         scheduler.snapshot().waiting,
-        scheduler.snapshot().roster,
+        scheduler.snapshot().running_jobs,
         scheduler.snapshot().estimates,
     )
     draft = Draft(view)
@@ -157,7 +157,7 @@ def test_the_share_of_an_exact_job_is_fixed_for_life() -> None:
     half = Allocation.of(0, fraction=0.5)
     scheduler, view = given([spec("a", exact=True)], {"a": half})
     draft = Draft(view)
-    with pytest.raises(Overbooked, match=r"job 'a' is exact: its share stays 0\.5, not 0\.25\. Move it with the same"):
+    with pytest.raises(Overbooked, match=r"job 'a' is exact.*0\.5, not 0\.25"):
         draft.assign(view.jobs[JobId("a")], Allocation.of(1, fraction=0.25))
     draft.assign(view.jobs[JobId("a")], Allocation.of(1))
     assert draft.holding(view.jobs[JobId("a")]) == Allocation.of(1, fraction=0.5), "a whole device, at its share"

@@ -7,15 +7,15 @@ NODE = HostResources(8, 16 * GIB, 0)
 
 
 def test_hosting_counts_by_node_and_forgets_who_leaves() -> None:
-    hosting = (
+    host_usage = (
         NO_USAGE.taking(0, "a", HostResources(2, GIB)).taking(0, "b", HostResources(1)).taking(1, "a", HostResources(4))
     )
-    assert hosting.taken(0) == HostResources(3, GIB)
-    assert hosting.taken(0, but="a") == HostResources(1)
-    left = hosting.giving(0, "a").giving(0, "b").giving(1, "nobody")
+    assert host_usage.taken(0) == HostResources(3, GIB)
+    assert host_usage.taken(0, but="a") == HostResources(1)
+    left = host_usage.giving(0, "a").giving(0, "b").giving(1, "nobody")
     assert left.taken(0) == HostResources()
     assert left.taken(1) == HostResources(4)
-    assert hosting.taken(0) == HostResources(3, GIB), "a value does not change"
+    assert host_usage.taken(0) == HostResources(3, GIB), "a value does not change"
     assert left.giving(1, "a") is NO_USAGE
 
 

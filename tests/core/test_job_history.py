@@ -35,16 +35,16 @@ A = JobId("a")
     [
         (JobSubmitted(JobSpec(A, 2, 30.0, "vgg16")), "was submitted: 2 devices, of 30 units of work (vgg16)"),
         (JobSubmitted(JobSpec(A)), "was submitted: 1 device, of unknown length"),
-        (AssignApplied(A, 3, 4.5), "runs under generation 3 from 4.5 units of work on"),
-        (ReleaseApplied(A, 3, 4.5), "left its devices with 4.5 units of work done"),
+        (AssignApplied(A, 3, 4.5), "runs (generation 3) from 4.5 units of work"),
+        (ReleaseApplied(A, 3, 4.5), "released its devices after 4.5 units of work"),
         (ProgressReported(A, 3, 4.5, 2.0), "has done 4.5 units at 2/s"),
         (ProgressReported(A, 3, 4.5, 2.0, 0.25), "has done 4.5 units at 2/s, loss 0.25"),
-        (JobCrashed(A, 3, 4.5, "killed"), "crashed with 4.5 units of work kept: killed"),
+        (JobCrashed(A, 3, 4.5, "killed"), "crashed; 4.5 units of work are saved: killed"),
         (JobFailed(A, 3, "bad luck"), "failed: bad luck"),
         (JobFinished(A, 3), "finished"),
-        (JobPaused(A), "was paused by its user"),
-        (JobResumed(A), "was resumed by its user"),
-        (JobCancelled(A), "was cancelled by its user"),
+        (JobPaused(A), "was paused by the user"),
+        (JobResumed(A), "was resumed by the user"),
+        (JobCancelled(A), "was cancelled by the user"),
     ],
 )
 def test_facts_in_words(fact: Fact, words: str) -> None:
@@ -66,13 +66,13 @@ def test_decisions_in_words() -> None:
         (1.0, "gets device 3 at 50%, 0.5 units/s expected: it is next"),
         (1.0, "a late JobFinished was ignored"),
     ]
-    assert list(job_history(records, JobId("b"))) == [(1.0, "is taken off its devices: it is next")]
+    assert list(job_history(records, JobId("b"))) == [(1.0, "is preempted: it is next")]
 
 
 def test_a_speed_that_is_only_guessed_is_not_told() -> None:
     changes = Change(A, Allocation.of(0)), Change(JobId("b"), Allocation.of(1))
     records = [Record(1.0, (), Planned("it is next", changes, (1.0, 1.0), guessed=(A,)))]
-    assert list(job_history(records, A)) == [(1.0, "gets device 0, its speed not known yet: it is next")]
+    assert list(job_history(records, A)) == [(1.0, "gets device 0, rate not known yet: it is next")]
     assert list(job_history(records, JobId("b"))) == [(1.0, "gets device 1, 1 units/s expected: it is next")]
 
 
@@ -81,7 +81,7 @@ def test_work_and_devices_are_called_what_they_are_called_there() -> None:
     facts = [AssignApplied(A, 3, 4.0), ProgressReported(A, 3, 5.0, 2.0)]
     records = [Record(1.0, facts, Planned("it is next", changes, (2.0, 2.0)))]
     assert [told for _, told in job_history(records, A, words=HistoryLabels("steps", {0: "cpu:0", 1: "cpu:1"}))] == [
-        "runs under generation 3 from 4 steps on",
+        "runs (generation 3) from 4 steps",
         "has done 5 steps at 2/s",
         "gets cpu:0, cpu:1, 2 steps/s expected: it is next",
         "gets devices 1–2, 2 steps/s expected: it is next",
@@ -92,8 +92,8 @@ def test_a_whole_life() -> None:
     run = drive(Fifo(), CALM["one job"].cluster, CALM["one job"].arrivals)
     assert run.story("a").splitlines() == [
         "0 s: was submitted: 1 device, of 10 units of work",
-        "0 s: gets device 0, 1 units/s expected: the next 1 in the queue fit",
-        "0 s: runs under generation 1 from 0 units of work on",
+        "0 s: gets device 0, 1 units/s expected: started the next 1 in the queue",
+        "0 s: runs (generation 1) from 0 units of work",
         "10 s: finished",
     ]
 
@@ -103,8 +103,8 @@ def test_the_loss_of_a_node_is_told_to_those_on_it() -> None:
     run = drive(Fifo(), ground.cluster, ground.arrivals, failures=(ScheduledFailures(ground.mishaps),))
     lost = {name: [line for line in run.story(name).splitlines() if "was lost" in line] for name in ("a", "b", "late")}
     assert lost == {
-        "a": ["3 s: is taken off its devices: node n0 was lost"],
-        "b": ["9 s: is taken off its devices: node n1 was lost"],
+        "a": ["3 s: lost its devices: node n0 was lost"],
+        "b": ["9 s: lost its devices: node n1 was lost"],
         "late": [],
     }
 
@@ -113,13 +113,13 @@ def test_the_end_by_somebody_elses_fault_is_told() -> None:
     """A job that fails because another did has an end in its story."""
     records = [
         Record(0.0, [JobSubmitted(JobSpec(A))]),
-        Record(1.0, [JobFailed(A, 0, "it waited for job 'b', which failed")]),
+        Record(1.0, [JobFailed(A, 0, "dependency 'b' failed")]),
     ]
-    assert list(job_history(records, A))[-1] == (1.0, "failed: it waited for job 'b', which failed")
+    assert list(job_history(records, A))[-1] == (1.0, "failed: dependency 'b' failed")
 
 
 def test_a_story_is_told_oldest_first() -> None:
-    assert Past(2.5, "was released", Past(1.0, "was submitted")).tell() == (
+    assert Past(2.5, "was released", Past(1.0, "was submitted")).lines() == (
         "1.000 s was submitted",
         "2.500 s was released",
     )
@@ -135,7 +135,7 @@ def test_a_story_is_told_oldest_first() -> None:
         (UnknownName("policy", "fifi", ["sjf", "fifo"]), "unknown policy 'fifi'. Did you mean fifo?"),
         (UnknownName("policy", "xyz", ["sjf", "fifo"], where="f"), "f: unknown policy 'xyz'. Known: fifo, sjf."),
         (UnknownName("policy", "xyz", []), "unknown policy 'xyz'. Known: none."),
-        (InvalidTransition("a", "over", "start", ()), "job 'a' is over and cannot start. Its story: nothing yet"),
+        (InvalidTransition("a", "over", "start", ()), "job 'a' is over and cannot start. History: none"),
     ],
 )
 def test_errors_give_value_limit_and_way_out(error: Exception, words: str) -> None:

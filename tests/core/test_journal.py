@@ -179,20 +179,20 @@ GOOD = written([Record(float(at), [JobCancelled(JobId("a"))]) for at in range(3)
         (3, GOOD[2][:-5], "journal line 3 is not JSON"),
         (2, "", "journal line 2 is not JSON"),
         (4, "[1, 2]", "journal line 4 is list, not an object"),
-        (2, "{}", "journal line 2 is not what it should be: KeyError: 'at'"),
+        (2, "{}", "journal line 2 is invalid: KeyError: 'at'"),
         (
             3,
             '{"at": 1, "facts": [{"fact": "JobVanished"}]}',
-            "journal line 3 is not what it should be: KeyError: 'JobV",
+            "journal line 3 is invalid: KeyError: 'JobV",
         ),
-        (3, '{"at": 1, "facts": [{"fact": "JobCancelled"}]}', "journal line 3 is not what it should be: TypeError"),
-        (3, '{"at": 1, "facts": 5}', "journal line 3 is not what it should be: TypeError"),
-        (3, '{"at": 1, "facts": [], "planned": {}}', "journal line 3 is not what it should be: KeyError: 'changes'"),
+        (3, '{"at": 1, "facts": [{"fact": "JobCancelled"}]}', "journal line 3 is invalid: TypeError"),
+        (3, '{"at": 1, "facts": 5}', "journal line 3 is invalid: TypeError"),
+        (3, '{"at": 1, "facts": [], "planned": {}}', "journal line 3 is invalid: KeyError: 'changes'"),
         (1, "", "journal line 1 is not JSON"),
-        (1, '{"schema": 2}', "journal line 1: schema 2 is not one this version reads (1 to 1)"),
-        (1, "{}", "journal line 1: schema None is not one this version reads"),
-        (1, '{"schema": 1}', "journal line 1 is not what it should be: KeyError: 'cluster'"),
-        (1, '{"schema": 1, "cluster": [{"nodes": 1, "name": "a", "banks": []}]}', "journal line 1 is not what"),
+        (1, '{"schema": 2}', "journal line 1: schema 2 is not supported"),
+        (1, "{}", "journal line 1: schema None is not supported"),
+        (1, '{"schema": 1}', "journal line 1 is invalid: KeyError: 'cluster'"),
+        (1, '{"schema": 1, "cluster": [{"nodes": 1, "name": "a", "banks": []}]}', "journal line 1 is invalid"),
     ],
 )
 def test_damage_is_named_by_its_line(line: int, text: str, words: str) -> None:
@@ -223,7 +223,7 @@ def test_memory_of_banks_is_kept() -> None:
 
 def test_supplies_of_nodes_are_kept_and_old_headers_have_none() -> None:
     plain = Cluster.build([(3, 2, "V100")])
-    nodes = tuple(replace(node, supplies=HostResources(8, 1 << 30)) if node.id else node for node in plain.nodes)
+    nodes = tuple(replace(node, resources=HostResources(8, 1 << 30)) if node.id else node for node in plain.nodes)
     written = journal.header_to_json(Header("1", "fifo", Cluster(nodes)))
     assert [group["nodes"] for group in written["cluster"]] == [1, 2]
     assert journal.header_from_json(json.loads(json.dumps(written))).cluster == Cluster(nodes)

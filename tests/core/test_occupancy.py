@@ -9,7 +9,7 @@ from carpool.core.errors import Overbooked
 from carpool.core.model import Allocation, JobId, JobSpec, Kind, NodeId, Share
 from carpool.core.occupancy import Occupancy
 from carpool.core.topology import Bank, Cluster, Node
-from carpool.testing.rig import check_map
+from carpool.testing.rig import check_occupancy
 from carpool.testing.strategies import GIB, mixed_clusters
 
 Holders = dict[int, dict[JobId, tuple[float, int]]]  # device -> job -> (fraction, memory)
@@ -150,7 +150,7 @@ class DeviceMap(RuleBasedStateMachine):
     def end(self, keep: bool) -> None:
         assert self.fork is not None
         assert self.before is not None
-        check_map(self.root, self.before[0].fractions(), self.max_virtual)  # a fork leaves its base alone
+        check_occupancy(self.root, self.before[0].fractions(), self.max_virtual)  # a fork leaves its base alone
         if keep:
             self.root.absorb(self.fork)
         else:
@@ -162,7 +162,7 @@ class DeviceMap(RuleBasedStateMachine):
         if not hasattr(self, "root"):
             return
         held = self.naive.fractions()
-        check_map(self.map, held, self.max_virtual)
+        check_occupancy(self.map, held, self.max_virtual)
         assert list(self.map.shared_devices()) == sorted(held)
         assert self.map.num_free == sum(self.map.free_devices.values())
         for device, fractions in held.items():
@@ -173,23 +173,23 @@ TestDeviceMap = DeviceMap.TestCase
 TestDeviceMap.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def test_words_of_a_refusal() -> None:
+def test_an_overbooking_names_value_and_limit() -> None:
     cluster = Cluster((Node(NodeId(0), "a", (Bank(Kind("V100"), range(4), 16 * GIB),)),))
     free = Occupancy(cluster)
     one = JobSpec(JobId("one"), 2, memory_bytes=10 * GIB)
     free.take(one, Allocation.of(0, 1, fraction=0.5))
     two = JobSpec(JobId("two"), 1, memory_bytes=10 * GIB)
     for wanted, words in {
-        Allocation.of(0, fraction=0.6): "device 0 would carry 1.1 of at most 1 with job 'two'; there already: one",
-        Allocation.of(0, fraction=0.5): "device 0 would hold 20.00 GiB of its 16.00 GiB with job 'two'",
-        Allocation.of(2, 3): "job 'two' takes 1 to 1 devices, not 2",
-        Allocation.of(2, fraction=1.5): "job 'two': a fraction of 1.5 is not in (0, 1]",
-        Allocation.of(4): "devices 4 to 4 are not all among the 4 there are",
-        Allocation(()): "job 'two' takes 1 to 1 devices, not 0",
+        Allocation.of(0, fraction=0.6): ("sum to 1.1", "limit 1;", "one"),
+        Allocation.of(0, fraction=0.5): ("20.00 GiB", "16.00 GiB"),
+        Allocation.of(2, 3): ("1 to 1 devices", "not 2"),
+        Allocation.of(2, fraction=1.5): ("1.5", "(0, 1]"),
+        Allocation.of(4): ("4 to 4", "has 4"),
+        Allocation(()): ("not 0",),
     }.items():
         with pytest.raises(Overbooked) as refused:
             free.take(two, wanted)
-        assert str(refused.value) == words
+        assert all(word in str(refused.value) for word in words), refused.value
     twice = Allocation((Share(range(2, 4)), Share(range(3, 4))))
     with pytest.raises(Overbooked, match="job 'wide' would hold devices 3 to 3 twice"):
         free.take(JobSpec(JobId("wide"), 3), twice)

@@ -21,8 +21,8 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
 from carpool.sim.failures import RandomFailures, ScheduledFailures
-from carpool.testing import Driven, Rig, Wishes, drive
-from carpool.testing.rig import check_books
+from carpool.testing import Driven, Rig, UserActions, drive
+from carpool.testing.rig import check_state
 from carpool.testing.scenarios import CALM, TROUBLE
 from carpool.testing.strategies import Scenario, random_scenarios
 
@@ -51,7 +51,7 @@ class Mute(Policy):
 def run(ground: Scenario, policy: Policy) -> tuple[Driven, str]:
     stream = io.StringIO()
     writer = JournalWriter(stream, Header("1", "x", ground.cluster))
-    failures = (ScheduledFailures(ground.mishaps), Wishes(ground.wishes), RandomFailures(3, job_mtbf_s=200.0))
+    failures = (ScheduledFailures(ground.mishaps), UserActions(ground.actions), RandomFailures(3, job_mtbf_s=200.0))
     driven = drive(policy, ground.cluster, ground.arrivals, failures=failures, observers=(writer,), report_every_s=7.0)
     return driven, stream.getvalue()
 
@@ -96,7 +96,7 @@ def test_recovery_never_decides(policy: Policy, ground: Scenario, data: st.DataO
         lived.handle(record.at, record.facts)
     recovered = Scheduler(ground.cluster, Mute())
     orders = recovered.recover(records[:cut])
-    check_books(recovered)
+    check_state(recovered)
     assert state(recovered) == state(lived)
     pending = [job for job in lived.jobs.values() if job.applied < job.generation]
     assert [order.job for order in orders] == [job.id for job in sorted(pending, key=lambda job: job.seq)]
@@ -113,24 +113,24 @@ def test_a_balance_stands_for_the_records_before_it(policy: Policy, ground: Scen
     lived = Scheduler(ground.cluster, policy)
     for record in driven.records[:cut]:
         lived.handle(record.at, record.facts)
-    written = json.dumps(snapshot_to_json(lived.balance()))
+    written = json.dumps(snapshot_to_json(lived.state()))
     balance = snapshot_from_json(json.loads(written))
     for record in driven.records[cut:end]:
         lived.handle(record.at, record.facts)
     reopened = Scheduler(balance.cluster, Mute())
-    orders = reopened.reopen(balance)
-    assert reopened.balance() == balance
+    orders = reopened.restore(balance)
+    assert reopened.state() == balance
     if end > cut:
         orders = reopened.recover(records[cut:end])
-    check_books(reopened)
+    check_state(reopened)
     assert state(reopened) == state(lived)
     pending = [job for job in lived.jobs.values() if job.applied < job.generation]
     assert [order.job for order in orders] == [job.id for job in sorted(pending, key=lambda job: job.seq)]
 
 
 def test_a_balance_of_a_newer_version_is_refused() -> None:
-    balance = snapshot_to_json(Scheduler(CALM["one job"].cluster, Fifo()).balance())
-    with pytest.raises(JournalError, match="schema 2 is not one this version reads"):
+    balance = snapshot_to_json(Scheduler(CALM["one job"].cluster, Fifo()).state())
+    with pytest.raises(JournalError, match="schema 2 is not supported"):
         snapshot_from_json({**balance, "schema": 2})
 
 
@@ -142,7 +142,7 @@ def test_a_recovered_scheduler_goes_on(ground: Scenario) -> None:
     recovered.recover(driven.records[:half])
     for record in driven.records[half:]:
         recovered.handle(record.at, record.facts)
-        check_books(recovered)
+        check_state(recovered)
     assert not recovered.jobs
 
 
@@ -173,9 +173,9 @@ def test_a_probe_that_may_have_been_lost_is_given_again_as_a_probe() -> None:
     orders = d.say(0.0, JobSubmitted(JobSpec(JobId("a"))))
     assert orders == [Assign(JobId("a"), Allocation.of(0), 1, Probe(5))]
     assert Scheduler(d.scheduler.cluster, Mute()).recover(d.records) == orders
-    balance = json.loads(json.dumps(snapshot_to_json(d.scheduler.balance())))
+    balance = json.loads(json.dumps(snapshot_to_json(d.scheduler.state())))
     reopened = Scheduler(d.scheduler.cluster, Mute())
-    reopened.reopen(snapshot_from_json(balance))
+    reopened.restore(snapshot_from_json(balance))
     assert reopened.recover([]) == orders
     d.answered(1.0)
     again = Scheduler(d.scheduler.cluster, Mute())
@@ -204,7 +204,7 @@ def test_a_journal_with_gaps_is_still_folded(policy: Policy, ground: Scenario, d
     lost_nodes = again.snapshot().occupancy.lost
     again.handle(again.at, [NodeLost(node.id) for node in nodes if node.id not in lost_nodes])
     again.handle(again.at, [NodeJoined(node.name) for node in nodes])
-    check_books(again)
+    check_state(again)
     followers = (
         JobAccounting(),
         AllocationHistory(again.cluster),

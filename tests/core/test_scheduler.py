@@ -121,7 +121,7 @@ def test_a_node_that_came_and_went_is_gone() -> None:
 def test_time_does_not_run_backwards() -> None:
     d = Rig()
     d.say(5.0, submit("a"))
-    with pytest.raises(CarpoolError, match=r"time ran backwards: facts of 4\.0 s after those of 5\.0 s"):
+    with pytest.raises(CarpoolError, match=r"4\.0 s .* after .* 5\.0 s"):
         d.say(4.0, submit("b"))
     assert list(d.scheduler.jobs) == [A]
 
@@ -131,11 +131,11 @@ def test_what_cannot_be_a_fact_changes_nothing() -> None:
     d.say(0.0, submit("a"))
     d.answered(0.0)
     finished = d.backend.finish("a")
-    with pytest.raises(InputError, match=r"job 'a' exists already\. Give every job a name of its own"):
+    with pytest.raises(InputError, match=r"job 'a' exists already"):
         d.say(1.0, finished, submit("a"))
     with pytest.raises(InputError, match="job 'b' exists already"):
         d.say(1.0, finished, submit("b"), submit("b"))
-    with pytest.raises(InputError, match="node 'x' is new but brings no devices"):
+    with pytest.raises(InputError, match="new node 'x' has no devices"):
         d.say(1.0, finished, NodeJoined("x"))
     assert d.job("a").phase is Phase.RUNNING, "the ending in the same batch was not folded either"
     assert [type(fact) for record in d.records for fact in record.facts] == [JobSubmitted, AssignApplied]
@@ -314,9 +314,9 @@ def test_a_failed_dependency_fails_those_behind_it(end: Fact) -> None:
     words = "cancelled" if isinstance(end, JobCancelled) else "failed"
     followed = [fact for fact in d.records[-1].facts if fact != end]
     assert followed == [
-        JobFailed(B, 0, f"it waited for job 'a', which {words}"),
-        JobFailed(C, 0, "it waited for job 'b', which failed"),
-        JobFailed(JobId("e"), 0, f"it waited for job 'a', which {words}"),
+        JobFailed(B, 0, f"dependency 'a' {words}"),
+        JobFailed(C, 0, "dependency 'b' failed"),
+        JobFailed(JobId("e"), 0, f"dependency 'a' {words}"),
     ]
     d.say(2.0, submit("late", after=(C,)))
     assert d.scheduler.outcome(JobId("late")) is Phase.FAILED
@@ -343,8 +343,8 @@ def test_a_crashed_job_is_tried_again_and_then_fails() -> None:
     assert d.say(9.0, d.backend.crash("a", "killed")) == [Release(A, 6)]
     assert (d.scheduler.outcome(A), d.scheduler.outcome(B)) == (Phase.FAILED, Phase.FAILED)
     assert d.records[-1].facts[1:] == [
-        JobFailed(A, 5, "crashed 3 times without progress, the last time: killed"),
-        JobFailed(B, 0, "it waited for job 'a', which failed"),
+        JobFailed(A, 5, "crashed 3 times without progress; last error: killed"),
+        JobFailed(B, 0, "dependency 'a' failed"),
     ]
 
 
@@ -424,7 +424,7 @@ def test_a_plan_touches_only_what_waits_or_runs() -> None:
 @pytest.mark.parametrize("wake_at", [4.0, 5.0])
 def test_a_policy_cannot_be_woken_in_the_past(wake_at: float) -> None:
     d = Rig(Scripted([lambda view: Plan((), "later", wake_at)]))
-    with pytest.raises(CarpoolError, match=rf"asks at 5\.0 s to be woken at {wake_at} s, which is not later"):
+    with pytest.raises(CarpoolError, match=rf"wake_at {wake_at} s at 5\.0 s"):
         d.say(5.0, submit("a"))
 
 

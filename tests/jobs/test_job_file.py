@@ -269,7 +269,7 @@ def test_invalid_deadlines_are_refused(value: object) -> None:
         parse_deadline(value, "here", now=600.0)
 
 
-SUPPLIED = Cluster(tuple(replace(node, supplies=HostResources(4, 8 << 30, 1 << 30)) for node in TWO.nodes))
+SUPPLIED = Cluster(tuple(replace(node, resources=HostResources(4, 8 << 30, 1 << 30)) for node in TWO.nodes))
 
 
 @pytest.mark.parametrize(

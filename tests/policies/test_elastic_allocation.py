@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.policies.elastic_allocation import Array, concave, elastic_counts, elastic_split
+from carpool.policies.elastic_allocation import Floats, concave, elastic_counts, elastic_split
 
 
 def batch_cost(
-    speeds: list[Array], works: list[float], weights: list[float], plan: dict[tuple[int, ...], list[int]]
+    speeds: list[Floats], works: list[float], weights: list[float], plan: dict[tuple[int, ...], list[int]]
 ) -> float:
     """Weighted completion times when the set of jobs that is left determines the shares."""
     left, now, cost = dict(enumerate(works)), 0.0, 0.0
@@ -28,7 +28,7 @@ def batch_cost(
     return cost
 
 
-def ours(speeds: list[Array], works: list[float], weights: list[float], devices: int) -> float:
+def ours(speeds: list[Floats], works: list[float], weights: list[float], devices: int) -> float:
     plan = {}
     jobs = range(len(works))
     for size in range(1, len(works) + 1):
@@ -38,7 +38,7 @@ def ours(speeds: list[Array], works: list[float], weights: list[float], devices:
     return batch_cost(speeds, works, weights, plan)
 
 
-def best_for_two(speeds: list[Array], works: list[float], weights: list[float], devices: int) -> float:
+def best_for_two(speeds: list[Floats], works: list[float], weights: list[float], devices: int) -> float:
     costs = []
     for first in range(devices + 1):
         plan = {(0,): [devices], (1,): [devices], (0, 1): [first, devices - first]}

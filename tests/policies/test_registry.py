@@ -38,7 +38,7 @@ def test_a_class_of_a_file_takes_its_fields_as_parameters(file: Path) -> None:
     ("words", "told"),
     [
         ("", "names no class"),
-        (":Plain", "class Plain is no dataclass"),
+        (":Plain", "class Plain is not a dataclass"),
         (":Mine:margin=x", "'x' is not a number"),
         (":Mines", "Did you mean Mine"),
     ],

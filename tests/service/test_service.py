@@ -277,7 +277,7 @@ def test_limits_cannot_be_raised_above_the_quota(tmp_path: Path) -> None:
 
 
 def test_nodes_show_host_resources_and_jobs_wait_for_them(tmp_path: Path) -> None:
-    supplied = Cluster(tuple(replace(node, supplies=HostResources(4, 8 << 30)) for node in TWO_CORES.nodes))
+    supplied = Cluster(tuple(replace(node, resources=HostResources(4, 8 << 30)) for node in TWO_CORES.nodes))
 
     async def scenario() -> None:
         async with open_service(tmp_path, cluster=supplied) as rig:

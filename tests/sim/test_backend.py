@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import DeclaredEstimator, Estimator
 from carpool.core.messages import (
     Assign,
     AssignApplied,
@@ -143,41 +143,22 @@ def test_those_who_stay_report_when_a_neighbour_goes() -> None:
 
 
 @dataclass
-class Switched:
+class Switched(World):
     """A world whose every job stands still while it has a neighbour."""
-
-    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        return arrivals, cluster
-
-    def work(self, spec: JobSpec) -> float:
-        return spec.work or 0.0
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
         return Pace(0.0 if placement.neighbours else 1.0)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        return 0.0
-
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         return TrainingSignals(loss=10.0 - done)
 
-    def kept(self, spec: JobSpec, done: float) -> float:
-        return done
-
-    def estimator(self) -> "Believer":
-        return Believer()
-
-
-class Believer:
-    version = 0
-
-    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        return Estimate(1.0)
+    def estimator(self) -> Estimator:
+        return DeclaredEstimator()
 
 
 @pytest.mark.parametrize("every", [0.0, 2.0])
 def test_standing_still_is_reported_and_so_is_going_on(every: float) -> None:
-    floor = Floor(Switched(), [JobSpec(A, 1, 10.0), JobSpec(B, 1, 10.0)], sharing=True, every=every)  # type: ignore[arg-type]
+    floor = Floor(Switched(), [JobSpec(A, 1, 10.0), JobSpec(B, 1, 10.0)], sharing=True, every=every)
     floor.order(0.0, assign(A, 1, 0))
     floor.until(4.0)
     assert ProgressReported(A, 1, 4.0, 0.0, 6.0) in floor.order(4.0, assign(B, 1, 0))
@@ -264,7 +245,7 @@ def test_lost_devices_take_their_jobs_back() -> None:
 
 
 def test_the_plain_world_needs_lengths() -> None:
-    with pytest.raises(InputError, match="job 'a' has no length, and the plain world knows none"):
+    with pytest.raises(InputError, match="job 'a' has no length"):
         PlainWorld().prepare([Arrival(0.0, JobSpec(A))], Cluster.build([(1, 1, "V100")]))
 
 

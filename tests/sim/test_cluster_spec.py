@@ -80,7 +80,7 @@ def test_nodes_of_a_file_have_supplies(tmp_path: Path) -> None:
     table = '[[node]]\ncount = 2\ndevices = 4\nkind = "V100"\ncpus = 16\nram = "64GiB"\n'
     table += '[[node]]\ndevices = 1\nkind = "K80"\n'
     path.write_text(table, encoding="utf-8")
-    supplies = [node.supplies for node in read_cluster(path).nodes]
+    supplies = [node.resources for node in read_cluster(path).nodes]
     assert supplies == [HostResources(16, 64 << 30), HostResources(16, 64 << 30), HostResources()]
     path.write_text(table.replace("cpus = 16", "cpus = 0"), encoding="utf-8")
     with pytest.raises(InputError, match="cpus is 0"):

@@ -11,8 +11,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.sim.failures import ScheduledFailures
-from carpool.testing import Driven, Wishes, drive
-from carpool.testing.rig import check_books
+from carpool.testing import Driven, UserActions, drive
+from carpool.testing.rig import check_state
 from carpool.testing.scenarios import job
 from carpool.testing.strategies import Scenario, random_scenarios
 
@@ -42,8 +42,8 @@ def worked(run: Driven, ground: Scenario) -> dict[JobId, float]:
 @given(random_scenarios(), st.booleans())
 def test_work_is_conserved(ground: Scenario, bypass: bool) -> None:
     """However often it was stopped and moved, a finished job has done its work, no more and no less."""
-    failures = (ScheduledFailures(ground.mishaps), Wishes(ground.wishes))
-    run = drive(Fifo(bypass=bypass), ground.cluster, ground.arrivals, failures=failures, check=check_books)
+    failures = (ScheduledFailures(ground.mishaps), UserActions(ground.actions))
+    run = drive(Fifo(bypass=bypass), ground.cluster, ground.arrivals, failures=failures, check=check_state)
     done = worked(run, ground)
     for arrival in ground.arrivals:
         if run.outcome(arrival.spec.id) is Phase.FINISHED:
@@ -57,7 +57,7 @@ def test_nobody_waits_beside_devices_that_would_do(ground: Scenario, placement: 
     rule = placement_rule(placement)
 
     def nobody_fits(scheduler: Scheduler) -> None:
-        check_books(scheduler)
+        check_state(scheduler)
         view = scheduler.snapshot()
         for name in view.waiting:
             spec = view.jobs[name].spec

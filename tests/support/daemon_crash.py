@@ -167,7 +167,7 @@ async def _live(state: Path, jobs: Path, devices: str, policy: str) -> None:
         DaemonOptions(state, tuple(parse_devices(devices)), __version__, policy, options=options)
     )
     try:
-        house.scheduler.follow(_Printed())
+        house.scheduler.add_observer(_Printed())
         await house.start()
         running = asyncio.create_task(house.run())
         for listed in read_jobs(jobs).jobs:

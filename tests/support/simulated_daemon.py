@@ -36,12 +36,12 @@ from carpool.service.store.store import Store
 from carpool.sim.backend import SimulatedBackend
 from carpool.sim.event_queue import ARRIVALS, EventQueue
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, PlainWorld, TrainingSignals
+from carpool.sim.worlds.base import Pace, PlainWorld, TrainingSignals, World
 from tests.support.daemon_task import at_work
 
 
 @dataclass(frozen=True, slots=True)
-class DemoWorld:
+class DemoWorld(World):
     """The plain world with trainings that show a loss and get on at so many steps a second and device."""
 
     plain: PlainWorld = field(default_factory=PlainWorld)
@@ -59,20 +59,20 @@ class DemoWorld:
         """In proportion to devices and shares."""
         return Pace(self.plain.pace(spec, done, placement).rate * self.steps_per_s.get(spec.model, 1.0))
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """As in the plain world."""
-        return self.plain.price(spec, before, after)
+        return self.plain.change_s(spec, before, after)
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         """A loss that falls and trembles: 0.2 + 2.1·e^(−5·done/work), by three per cent up and down."""
         part = done / max(1.0, self.work(spec))
         seed = crc32(spec.id.encode())
         tremble = 0.03 * sin(97.0 * part + seed) + 0.02 * sin(431.0 * part + seed % 7)
         return TrainingSignals(loss=(0.2 + seed % 9 / 30 + 2.1 * exp(-5.0 * part)) * (1.0 + tremble))
 
-    def kept(self, spec: JobSpec, done: float) -> float:
+    def checkpointed(self, spec: JobSpec, done: float) -> float:
         """Nothing is lost."""
-        return self.plain.kept(spec, done)
+        return self.plain.checkpointed(spec, done)
 
     def estimator(self) -> Estimator:
         """What was declared."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from carpool.backends.batch_stats import BatchStats
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import JobCancelled, JobFailed, JobFinished, ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.scheduler import Scheduler
@@ -42,7 +42,7 @@ class RateAverage:
     spread: float = 0.0
 
 
-class OnlineEstimator:
+class OnlineEstimator(Estimator):
     """An estimator that learns from what running jobs report, and starts from saved profiles where there are some.
 
     A rate is the moving average of what was reported under the same devices, share and batch; alone and beside others
@@ -54,6 +54,10 @@ class OnlineEstimator:
     `goodput`, with the gradient noise that the job has reported. Of jobs that ended long ago only their lengths are
     remembered, so that deciding does not take longer the more jobs there have been.
     """
+
+    predicts_goodput = True
+    counts_steps = True
+    follows_losses = True
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class OnlineEstimator:
             if report.target_loss is not None:
                 self.curves.aim(report.job, LossTarget(report.target_loss, report.window))
 
-    def alike(self, spec: JobSpec) -> Hashable:
+    def similarity_key(self, spec: JobSpec) -> Hashable:
         """The same for all jobs of which nothing is known; of another, what was learned of it and of sites so far."""
         job = spec.id
         if job not in self._lessons_of and job not in self._profiles:

@@ -23,7 +23,7 @@ from carpool.runtime.executor.reports import Outcome
 
 
 class JournalFile:
-    """Writes records as they come and flushes each. Implements the JournalStore port."""
+    """Writes records as they come and flushes each."""
 
     def __init__(self, path: Path, stream: TextIO, writer: JournalWriter) -> None:
         self._path = path

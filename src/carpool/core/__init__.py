@@ -1,1 +1,1 @@
-"""Pure scheduling core: model, policy interface, scheduler and journal; standard library only, no clock or randomness."""
+"""Pure scheduling core: model, policy interface, scheduler and journal; standard library only, deterministic."""

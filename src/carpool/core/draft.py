@@ -16,7 +16,7 @@ from carpool.core.queue import Demand, demand_of
 
 
 class Draft:
-    """Starts from what holds, records changes, refuses overbooking, keeps a job where it is when nothing is gained."""
+    """A plan in the making: records changes to the current allocations and rejects overbooking at once."""
 
     __slots__ = ("_changes", "_free", "_refused", "view")
 
@@ -28,17 +28,15 @@ class Draft:
 
     @property
     def occupancy(self) -> Occupancy:
-        """Devices as they would stand after the changes so far."""
+        """The occupancy after the changes so far."""
         return self.view.occupancy if self._free is None else self._free
 
     @property
     def num_free(self) -> int:
-        """Free devices of all kinds after the changes so far."""
         return self.occupancy.num_free
 
     @property
     def changes(self) -> Mapping[JobId, Change]:
-        """What differs so far from what holds."""
         return self._changes
 
     def holding(self, job: Job) -> Allocation | None:
@@ -47,7 +45,7 @@ class Draft:
         return job.desired if change is None else change.allocation
 
     def waiting(self) -> Iterator[Job]:
-        """Waiting jobs in queue order, leaving out those whose like did not fit before."""
+        """Waiting jobs in queue order, without those whose demand did not fit before."""
         jobs = self.view.jobs
         for entry in self.view.waiting.entries(self._refused):
             yield jobs[entry[2]]
@@ -55,11 +53,10 @@ class Draft:
     def in_order(self) -> Iterator[Job]:
         """Waiting and running jobs together, both in the policy's key order (keys must be comparable)."""
         jobs = self.view.jobs
-        for _, _, job in merge(self.view.waiting.entries(self._refused), self.view.roster.entries()):
+        for _, _, job in merge(self.view.waiting.entries(self._refused), self.view.running_jobs.entries()):
             yield jobs[job]
 
     def kinds_for(self, job: Job) -> Sequence[Kind]:
-        """Kinds the job may run on and that have the memory it needs: in its own order, else in the cluster's."""
         return self.view.kinds_for(job)
 
     def find(
@@ -73,18 +70,18 @@ class Draft:
     ) -> Allocation | None:
         """Free devices for the job (as many as it asks for, unless `count` says otherwise), or None."""
         if len(job.lane) > 1:
-            return None  # unlike shares: only whoever gave them out can do it again
+            return None  # different shares per device: only the policy that chose them can repeat them
         allowed = self.kinds_for(job)
         kinds = [kind for kind in kinds if kind in allowed] if kinds else allowed
         count = count or job.spec.devices
-        runs = self._supplied(job, kinds, count, rule) if job.spec.asks_supplies else None
-        # Devices without supplies are named all the same: whoever assigns them is told what is short.
+        runs = self._find_within_resources(job, kinds, count, rule) if job.spec.needs_host_resources else None
+        # Without enough host resources the devices are returned all the same: assigning them says what is short.
         runs = runs or place(self.occupancy, kinds, count, rule)
         return None if runs is None else Allocation.exclusive(runs, batch_size)
 
-    def _supplied(self, job: Job, kinds: Sequence[Kind], count: int, rule: PlacementRule) -> Runs | None:
-        """Free devices on nodes that have the supplies for them: by the rule, or on any nodes at all."""
-        offered = self.occupancy.offered(job.spec)
+    def _find_within_resources(self, job: Job, kinds: Sequence[Kind], count: int, rule: PlacementRule) -> Runs | None:
+        """Free devices on nodes with enough host resources: by the rule, else on any nodes."""
+        offered = self.occupancy.within_resources(job.spec)
         return place(offered, kinds, count, rule) or place(offered, kinds, count, emptiest)
 
     def place(
@@ -96,19 +93,19 @@ class Draft:
         rule: PlacementRule = consolidated,
         batch_size: int = 0,
     ) -> bool:
-        """Find free devices and assign them; remembers demands that did not fit."""
+        """Find free devices and assign them; demands that do not fit are remembered."""
         allocation = self.find(job, count, kinds=kinds, rule=rule, batch_size=batch_size)
         if allocation is None:
             if not (count or kinds or job.spec.memory_bytes or len(job.lane) > 1):
-                self._refused.add(demand_of(job))  # of which neither memory nor shares are a part
+                self._refused.add(demand_of(job))  # neither memory nor shares are part of a demand
             return False
         self.assign(job, allocation)
         return True
 
     def fill(self, rule: PlacementRule = consolidated, *, bypass: bool = True) -> int:
-        """Start waiting jobs in queue order on the devices they ask for; how many.
+        """Start waiting jobs in queue order on the devices they ask for; returns how many.
 
-        The first that does not fit ends it, unless `bypass` lets later ones pass.
+        Without `bypass`, the first job that does not fit blocks those behind it.
         """
         view = self.view
         jobs, changes, refused = view.jobs, self._changes, self._refused
@@ -121,9 +118,9 @@ class Draft:
             if job_id in changes or len(job.lane) > 1:
                 continue
             allowed = self.kinds_for(job) if spec.memory_bytes else spec.kinds or kinds
-            asks = spec.cpus or spec.ram_bytes or spec.disk_bytes  # `asks_supplies`, where a call is felt
+            asks = spec.cpus or spec.ram_bytes or spec.disk_bytes  # `needs_host_resources`, inlined: hot
             if asks:
-                runs = self._supplied(job, allowed, spec.devices, rule)
+                runs = self._find_within_resources(job, allowed, spec.devices, rule)
             else:
                 runs = place(free, allowed, spec.devices, rule)
             if runs is not None:
@@ -133,14 +130,14 @@ class Draft:
                 changes[job_id] = Change(job_id, allocation)
                 started += 1
             elif bypass:
-                if not spec.memory_bytes and not asks:  # which are no part of a demand
+                if not spec.memory_bytes and not asks:  # neither is part of a demand
                     refused.add(view.waiting.demand(job_id))
             else:
                 break
         return started
 
     def assign(self, job: Job, allocation: Allocation, purpose: Run | Probe = RUN) -> None:
-        """Let a job hold an allocation; Overbooked, with nothing changed, when it cannot."""
+        """Assign an allocation; raises Overbooked, with nothing changed, when it does not fit."""
         held = self.holding(job)
         allocation = _in_lane(job, allocation)
         if allocation == held and purpose == RUN:
@@ -154,7 +151,7 @@ class Draft:
             free.take(job.spec, allocation, self.view.policy.max_virtual)
         except Overbooked as error:
             if held is not None:
-                free.take(job.spec, held, inf)  # whoever allowed it, it was allowed
+                free.take(job.spec, held, inf)  # it was allowed before
             if isinstance(error, OutOfHostResources):
                 error.draft = self
             raise
@@ -164,7 +161,6 @@ class Draft:
             self._changes[job.id] = Change(job.id, allocation, purpose)
 
     def release(self, job: Job) -> None:
-        """Take a job off its devices."""
         held = self.holding(job)
         if held is None:
             return
@@ -176,7 +172,7 @@ class Draft:
             self._changes[job.id] = Change(job.id, None)
 
     def restore(self, job: Job) -> bool:
-        """Give a job back what it really holds; whether that is still to be had."""
+        """Undo a job's changes; False if other changes have taken its devices."""
         if job.desired is None:
             self.release(job)
             return True
@@ -200,7 +196,7 @@ class Draft:
 
 
 def _in_lane(job: Job, allocation: Allocation) -> Allocation:
-    """Whole devices at the share that an exact job keeps for life: it has them to itself all the same."""
+    """Whole devices at the share that an exact job keeps for life."""
     if len(job.lane) != 1 or job.lane == (1.0,) or allocation.fractions != (1.0,):
         return allocation
     return allocation._replace(shares=tuple([share._replace(fraction=job.lane[0]) for share in allocation.shares]))

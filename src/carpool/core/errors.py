@@ -1,4 +1,4 @@
-"""Exceptions that state the value, the limit and the way out."""
+"""Exceptions. Messages state the value, the limit and the way out."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class CarpoolError(Exception):
 
 
 def cause(error: Exception) -> str:
-    """An error of the system in its words, less the number and the path that Python adds."""
+    """An OS error's own text, without the number and the path that Python adds."""
     return (error.strerror if isinstance(error, OSError) else "") or str(error)
 
 
 def place_of(error: BaseException, is_own: Callable[[str], bool] = lambda file: True) -> str:
-    """The last line of somebody's own file that an error came through, `` (mine.py, line 12)``; else empty."""
+    """The innermost frame of an error in matching files, such as `` (mine.py, line 12)``; else empty."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     return f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
 
 
 class InputError(CarpoolError):
-    """Something the user gave cannot be used: a file, a row, a flag, a job.
+    """Unusable input: a file, a row, a flag, a job.
 
-    The message reads ``where: problem. way out.`` so that it can be printed as it is (exit code 2).
+    The message reads ``where: problem. way out.`` and is printed as it is (exit code 2).
     """
 
     def __init__(self, problem: str, *, where: str = "", way_out: str = "") -> None:
@@ -39,7 +39,7 @@ class InputError(CarpoolError):
 
 
 class UnknownName(InputError):
-    """A name that no table holds; the message names the nearest ones."""
+    """An unknown name; the message suggests the nearest known ones."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, where: str = "") -> None:
         self.name = name
@@ -50,28 +50,27 @@ class UnknownName(InputError):
 
 
 class Overbooked(CarpoolError):
-    """A plan that asks for more of a device, or of a job's range, than there is."""
+    """An allocation that exceeds a device, or the range of devices a job accepts."""
 
 
 class OutOfHostResources(Overbooked):
-    """A plan that lets a job have cores, RAM or disk that its node no longer has to give."""
+    """An allocation that exceeds the cores, RAM or disk left on a node."""
 
     def __init__(self, problem: str, job: str) -> None:
         self.job = job
-        self.draft: object = None  # the one that it was tried in, if it was
+        self.draft: object = None  # that raised it, if one did
         super().__init__(problem)
 
 
 class InvalidTransition(CarpoolError):
-    """A job was asked to take a step its phase does not allow; carries the job's story so far."""
+    """A transition that a job's phase does not allow; carries the job's history."""
 
     def __init__(self, job: str, phase: str, step: str, story: tuple[str, ...]) -> None:
         self.job = job
         self.phase = phase
         self.step = step
         self.story = story
-        told = "; ".join(story) or "nothing yet"
-        super().__init__(f"job {job!r} is {phase} and cannot {step}. Its story: {told}")
+        super().__init__(f"job {job!r} is {phase} and cannot {step}. History: {'; '.join(story) or 'none'}")
 
 
 class JournalError(CarpoolError):

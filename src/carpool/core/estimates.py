@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple
 
 from carpool.core.messages import ProgressReported
-from carpool.core.model import Job, JobSpec
-from carpool.core.topology import Placement
+from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.topology import Neighbour, Placement
+
+MixEntry = tuple[JobSpec, float, int]  # a job, its share of the device, its batch size (0: its own)
+Goodput = tuple[float, int]  # units of work per second with the best batch size, and that size (0: the job's own)
 
 
 class Estimate(NamedTuple):
@@ -24,47 +29,120 @@ class Use(NamedTuple):
     memory_bw: float
 
 
-class Estimator(Protocol):
-    """Answers for rates and remaining work, and learns from reports. Injected; policies only ask."""
+class Estimator(ABC):
+    """Predicts rates and remaining work, and learns from reports. Policies only query it.
 
+    Every estimator implements `version`, `rate`, `remaining` and `learn`. All other methods have a default for
+    estimators that know nothing more. A flag says where an override changes what a policy does, rather than a value.
+    """
+
+    __slots__ = ()
+
+    predicts_mixes: ClassVar[bool] = False  # `mixed` knows more than `rate` beside neighbours
+    tunes_batches: ClassVar[bool] = False  # `goodputs` chooses batch sizes itself
+    predicts_goodput: ClassVar[bool] = False  # `goodput` and `memory` tell batch sizes apart
+    counts_steps: ClassVar[bool] = False  # rates are steps per second, whatever a step's batch size
+    follows_losses: ClassVar[bool] = False  # `learning` answers once enough losses were reported
+
+    # ------------------------------------------------------------------------------------------------------- required
     @property
+    @abstractmethod
     def version(self) -> int:
         """Grows whenever an answer may have changed."""
-        ...
 
+    @abstractmethod
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         """Units of work per second the job would do there."""
-        ...
 
+    @abstractmethod
     def remaining(self, job: Job, at: float) -> Estimate:
         """Units of work still to do."""
-        ...
 
+    @abstractmethod
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take in one measurement."""
-        ...
 
-
-@runtime_checkable
-class KnowsScale(Protocol):
-    """An estimator that says of some jobs only how places compare, until they have run."""
-
+    # ------------------------------------------------------------------------------------------------------ the job
     def knows_scale(self, spec: JobSpec) -> bool:
-        """Whether its rates of a job are units of work per second."""
-        ...
+        """Whether the job's rates are units of work per second, and not only comparable with each other."""
+        return True
+
+    def similarity_key(self, spec: JobSpec) -> Hashable:
+        """What answers about the job alone depend on: its rates without neighbours, memory and batch sizes.
+
+        Two jobs that ask for equally many devices and have equal keys, or one job with equal keys at two times, are
+        equally fast everywhere. Must be quick.
+        """
+        return spec.id, self.version
+
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
+        """Bytes on each of its devices with a batch size (0: its own); 0: unknown."""
+        return spec.memory_bytes
+
+    def use(self, spec: JobSpec, kind: Kind) -> Use | None:
+        """Shares kept busy on a device of that type, at the job's own batch size; None: unknown."""
+        return None
+
+    def move_s(self, spec: JobSpec) -> float | None:
+        """Seconds of standstill for every change of devices; None: unknown."""
+        return None
+
+    def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
+        """How far the loss fell in the last `steps` steps, and its recent mean; None: too few reports."""
+        return None
+
+    # ------------------------------------------------------------------------------------------------ steps and batches
+    def own_batch(self, spec: JobSpec) -> int:
+        """The batch size of the job itself; 0: not known yet."""
+        return spec.batch_size
+
+    def progress(self, spec: JobSpec, batch_size: int) -> float:
+        """What a step with a batch size is worth, in steps with the job's own."""
+        return 1.0
+
+    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
+        """Progress alone over that at the job's own batch: (m/T(m)) / (m0/T(m0)) · (φ + m0)/(φ + m)."""
+        return Estimate(1.0)
+
+    def goodputs(self, spec: JobSpec, counts: Sequence[int], several: Sequence[bool]) -> Sequence[Goodput]:
+        """The best batch size for each number of devices, on one node or over several; rate 0: cannot run."""
+        raise NotImplementedError(f"{type(self).__name__} does not tune batch sizes")
+
+    def step_s(self, spec: JobSpec, placement: Placement) -> float:
+        """Seconds of one step there, at the job's own batch size."""
+        rate = self.rate(spec, placement).mean
+        return 1.0 / rate if rate > 0.0 else 1e18
+
+    def steps_left(self, job: Job, at: float) -> float:
+        """Steps still to do, at the job's own batch size."""
+        return self.remaining(job, at).mean
+
+    # -------------------------------------------------------------------------------------------------------- sharing
+    def mixed(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> Sequence[Sequence[Estimate]]:
+        """Rate of each job of each mix on one device of a type."""
+        return [[self._beside_others(kind, mix, place) for place in range(len(mix))] for mix in mixes]
+
+    def idle(self, spec: JobSpec, groups: tuple[tuple[Kind, int], ...]) -> Mapping[Kind, float]:
+        """The portion of its step that the job leaves each type of its devices idle; missing: unknown."""
+        return {}
+
+    def _beside_others(self, kind: Kind, mix: Sequence[MixEntry], place: int) -> Estimate:
+        spec, fraction, batch_size = mix[place]
+        others = tuple([Neighbour(*other) for other in (*mix[:place], *mix[place + 1 :])])
+        return self.rate(spec, Placement(((kind, 1),), fraction, batch_size, others))
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredEstimator:
-    """Believes what the spec declares: full rate 1.0 on the width asked for, linear below and above it.
+class DeclaredEstimator(Estimator):
+    """Believes what the spec declares: rate 1.0 on the devices asked for, linear below and above.
 
-    Where the shares of a device sum past the whole of it, each is worth so much less.
+    Where the shares of a device sum past the whole of it, each counts proportionally less.
     """
 
     version: int = 0
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Width held over width asked for, times the share of each device."""
+        """Devices held over devices asked for, times the share of each device."""
         return Estimate(placement.num_devices / spec.devices * placement.fraction / max(1.0, placement.load))
 
     def remaining(self, job: Job, at: float) -> Estimate:
@@ -72,4 +150,4 @@ class DeclaredEstimator:
         return Estimate(job.remaining_at(at))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Nothing to learn: declarations do not change."""
+        """Declarations do not change."""

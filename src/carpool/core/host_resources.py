@@ -9,14 +9,13 @@ _GIB = 1 << 30
 
 
 class HostResources(NamedTuple):
-    """Amounts of what all devices of a node share. Of a node, 0 means that nobody knows, and nothing is checked."""
+    """Resources that all devices of a node share. For a node, 0 means unknown, and is not checked."""
 
     cpus: int = 0
     ram_bytes: int = 0
     disk_bytes: int = 0
 
     def plus(self, other: HostResources) -> HostResources:
-        """Both together."""
         return HostResources(
             self.cpus + other.cpus, self.ram_bytes + other.ram_bytes, self.disk_bytes + other.disk_bytes
         )
@@ -26,43 +25,41 @@ UNKNOWN = HostResources()
 
 
 class HostUsage:
-    """Which job has taken how much of each node's supplies. A value: taking and giving make another one."""
+    """Host resources reserved by each job on each node. Immutable: `taking` and `giving` return a new value."""
 
     __slots__ = ("_by_node",)
 
     def __init__(self, by_node: Mapping[int, Mapping[str, HostResources]] | None = None) -> None:
         self._by_node = by_node or {}
 
-    def taking(self, node: int, job: str, supplies: HostResources) -> HostUsage:
-        """With what a job has of a node; it has nothing there before."""
-        return HostUsage({**self._by_node, node: {**self._by_node.get(node, {}), job: supplies}})
+    def taking(self, node: int, job: str, resources: HostResources) -> HostUsage:
+        return HostUsage({**self._by_node, node: {**self._by_node.get(node, {}), job: resources}})
 
     def giving(self, node: int, job: str) -> HostUsage:
-        """Without what a job has of a node."""
         there = self._by_node.get(node, {})
         if job not in there:
             return self
-        rest = {other: supplies for other, supplies in there.items() if other != job}
+        rest = {other: resources for other, resources in there.items() if other != job}
         others = {number: jobs for number, jobs in self._by_node.items() if number != node}
         if rest:
             return HostUsage({**others, node: rest})
         return HostUsage(others) if others else NO_USAGE
 
     def taken(self, node: int, *, but: str = "") -> HostResources:
-        """What all jobs but one have of a node."""
+        """Resources of a node reserved by all jobs, except `but`."""
         total = UNKNOWN
-        for job, supplies in self._by_node.get(node, {}).items():
-            total = total if job == but else total.plus(supplies)
+        for job, resources in self._by_node.get(node, {}).items():
+            total = total if job == but else total.plus(resources)
         return total
 
 
-NO_USAGE = HostUsage()  # has taken anything
+NO_USAGE = HostUsage()
 
-_WORDS = (("cores", 1), ("GiB RAM", _GIB), ("GiB disk", _GIB))  # what each is called, and in which unit
+_WORDS = (("cores", 1), ("GiB RAM", _GIB), ("GiB disk", _GIB))  # name and unit of each
 
 
 def resource_shortage(there: HostResources, taken: HostResources, needed: HostResources) -> str:
-    """What is not left of a node's supplies, in words; empty where all that is needed is."""
+    """The first resource a node has too little of, in words; empty if none."""
     for (what, unit), has, gone, asked in zip(_WORDS, there, taken, needed, strict=True):
         if has and asked and gone + asked > has:
             return f"{max(0, has - gone) / unit:.4g} of {has / unit:.4g} {what} left, {asked / unit:.4g} needed"
@@ -70,13 +67,13 @@ def resource_shortage(there: HostResources, taken: HostResources, needed: HostRe
 
 
 def most_devices(there: HostResources, taken: HostResources, each: HostResources) -> int | None:
-    """For how many devices the supplies suffice that are left, at so much for each; None: for as many as there are."""
+    """For how many devices the remaining resources suffice; None: no limit."""
     counts = [max(0, has - gone) // asked for has, gone, asked in zip(there, taken, each, strict=True) if has and asked]
     return min(counts, default=None)
 
 
-def describe_resources(supplies: HostResources) -> str:
-    """Supplies in words, such as ``4 cores, 16 GiB RAM``; empty for none."""
+def describe_resources(resources: HostResources) -> str:
+    """Such as ``4 cores, 16 GiB RAM``; empty for none."""
     return ", ".join(
-        f"{value / unit:.4g} {what}" for value, (what, unit) in zip(supplies, _WORDS, strict=True) if value
+        f"{value / unit:.4g} {what}" for value, (what, unit) in zip(resources, _WORDS, strict=True) if value
     )

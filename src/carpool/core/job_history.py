@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from carpool.core.constraints.priorities import priority_name
 from carpool.core.host_resources import HostResources
-from carpool.core.lifecycle import describe_update as told_of
+from carpool.core.lifecycle import describe_update
 from carpool.core.messages import (
     AssignApplied,
     Change,
@@ -37,14 +37,13 @@ _LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)
 
 
 class HistoryLabels(NamedTuple):
-    """What things are called where the story is told."""
+    """Names of work units and devices in a history."""
 
     work: str = "units of work"
-    devices: Mapping[int, str] = MappingProxyType({})  # by number; where one has no name, all are called by number
+    devices: Mapping[int, str] = MappingProxyType({})  # by number; unless all have a name, numbers are shown
 
     @property
     def unit(self) -> str:
-        """Of work, in short."""
         return self.work.partition(" ")[0]
 
 
@@ -54,18 +53,18 @@ DEFAULT_LABELS = HistoryLabels()
 def job_history(
     records: Iterable[Record], job: JobId, cluster: Cluster | None = None, words: HistoryLabels = DEFAULT_LABELS
 ) -> Iterator[tuple[float, str]]:
-    """(instant, sentence) for everything that concerned the job, in order; with a cluster, losses of nodes too."""
+    """(instant, sentence) for every event of the job, in order; node losses too if a cluster is given."""
     held: Allocation | None = None
     for record in records:
         for fact in record.facts:
-            describe_update = _of_fact(fact, job, words)
+            sentence = _of_fact(fact, job, words)
             if isinstance(fact, NodeJoined) and cluster is not None:
                 cluster = _with_node(cluster, fact)
             elif isinstance(fact, NodeLost) and cluster is not None and held is not None:
-                describe_update = _of_loss(cluster, fact, held)
-            if describe_update:
+                sentence = _of_loss(cluster, fact, held)
+            if sentence:
                 held = None if isinstance(fact, _LEAVE) else held
-                yield record.at, describe_update
+                yield record.at, sentence
         if record.planned is not None:
             for index, change in enumerate(record.planned.changes):
                 if change.job == job:
@@ -87,21 +86,21 @@ def _of_fact(fact: Fact, job: JobId, words: HistoryLabels) -> str:
         case JobFailed(error=error):
             return f"failed: {error}"
         case JobCrashed(error=error, done=done):
-            return f"crashed with {done:.6g} {words.work} kept: {error}"
+            return f"crashed; {done:.6g} {words.work} are saved: {error}"
         case JobCancelled():
-            return "was cancelled by its user"
+            return "was cancelled by the user"
         case JobPaused():
-            return "was paused by its user"
+            return "was paused by the user"
         case JobResumed():
-            return "was resumed by its user"
+            return "was resumed by the user"
         case DeadlineMissed():
-            return "missed its deadline, and goes on"
+            return "missed its deadline; it keeps running"
         case WeightChanged() | LimitsChanged():
-            return told_of(fact)
+            return describe_update(fact)
         case AssignApplied(generation=generation, done=done):
-            return f"runs under generation {generation} from {done:.6g} {words.work} on"
+            return f"runs (generation {generation}) from {done:.6g} {words.work}"
         case ReleaseApplied(done=done):
-            return f"left its devices with {done:.6g} {words.work} done"
+            return f"released its devices after {done:.6g} {words.work}"
         case ProgressReported(done=done, rate=rate, loss=loss):
             return f"has done {done:.6g} {words.unit} at {rate:.4g}/s" + ("" if loss is None else f", loss {loss:.4g}")
     return ""
@@ -114,7 +113,7 @@ def _with_node(cluster: Cluster, fact: NodeJoined) -> Cluster:
 
 def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:
     node = cluster.nodes[fact.node]
-    return f"is taken off its devices: node {node.name} was lost" if set(node.devices) & set(held.devices()) else ""
+    return f"lost its devices: node {node.name} was lost" if set(node.devices) & set(held.devices()) else ""
 
 
 def _of_submission(spec: JobSpec, counted: str) -> str:
@@ -128,17 +127,17 @@ def _of_submission(spec: JobSpec, counted: str) -> str:
 
 def _of_change(planned: Planned, index: int, change: Change, words: HistoryLabels) -> str:
     if change.allocation is None:
-        return f"is taken off its devices: {planned.reason}"
+        return f"is preempted: {planned.reason}"
     fractions = {share.fraction for share in change.allocation.shares}
     part = "" if fractions == {1.0} else f" at {'/'.join(f'{fraction:.0%}' for fraction in sorted(fractions))}"
     held = _named(change.allocation, words.devices)
     rate = f"{planned.believed[index]:.4g} {words.unit}/s expected"
-    rate = "its speed not known yet" if change.job in planned.guessed else rate
+    rate = "rate not known yet" if change.job in planned.guessed else rate
     return f"gets {held}{part}, {rate}: {planned.reason}"
 
 
 def _named(allocation: Allocation, names: Mapping[int, str]) -> str:
-    """The devices of an allocation by name, or else by number."""
+    """The devices of an allocation, by name where all have one."""
     if all(device in names for device in allocation.devices()):
         return ", ".join(names[device] for device in allocation.devices())
     runs = [share.devices for share in allocation.shares]

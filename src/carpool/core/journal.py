@@ -30,7 +30,7 @@ _FACTS: dict[str, type[Fact]] = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a journal is about."""
+    """The first line of a journal."""
 
     version: str  # of carpool
     policy: str
@@ -39,7 +39,7 @@ class Header:
 
 
 class JournalWriter:
-    """An observer that appends records to a text stream; without a header, to one that has its header already."""
+    """Observer that appends records to a text stream, after a header if one is given."""
 
     def __init__(self, stream: TextIO, header: Header | None) -> None:
         self._stream = stream
@@ -51,18 +51,18 @@ class JournalWriter:
         self._write(record_to_json(record))
 
     def _write(self, line: dict[str, Any]) -> None:
-        # ASCII only: an error text may hold halves of characters, or line ends that not every reader knows.
+        # ASCII only: an error text may hold lone surrogates or unusual line ends.
         self._stream.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def read_journal(lines: Iterable[str]) -> tuple[Header, Iterator[Record]]:
-    """The header, and the records as they are asked for; JournalError with the line number on anything else."""
+    """The header, and the records lazily; JournalError with the line number on anything else."""
     numbered = enumerate(lines, start=1)
     _, first = next(numbered, (1, ""))
     head = _parse(1, first)
     schema = head.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:
-        raise JournalError(f"journal line 1: schema {schema!r} is not one this version reads (1 to {SCHEMA})")
+        raise JournalError(f"journal line 1: schema {schema!r} is not supported (this version reads 1 to {SCHEMA})")
     return _decode(1, header_from_json, head), (_decode(n, record_from_json, _parse(n, line)) for n, line in numbered)
 
 
@@ -70,7 +70,7 @@ def _parse(number: int, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        raise JournalError(f"journal line {number} is not JSON ({error.msg}); it may be cut short") from None
+        raise JournalError(f"journal line {number} is not JSON ({error.msg}); it may be truncated") from None
     if not isinstance(value, dict):
         raise JournalError(f"journal line {number} is {type(value).__name__}, not an object")
     return value
@@ -80,7 +80,7 @@ def _decode(number: int, decode: Callable[[dict[str, Any]], _T], value: dict[str
     try:
         return decode(value)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise JournalError(f"journal line {number} is not what it should be: {type(error).__name__}: {error}") from None
+        raise JournalError(f"journal line {number} is invalid: {type(error).__name__}: {error}") from None
 
 
 # ------------------------------------------------------------------------------------------------------- records
@@ -195,8 +195,8 @@ def _planned_from_json(value: dict[str, Any]) -> Planned:
         )
         for item in value["changes"]
     )
-    told = value["reason"], changes, tuple(value["believed"]), value.get("wake_at"), value.get("note")
-    return Planned(*told, tuple(map(JobId, value.get("guessed", ()))))
+    fields = value["reason"], changes, tuple(value["believed"]), value.get("wake_at"), value.get("note")
+    return Planned(*fields, tuple(map(JobId, value.get("guessed", ()))))
 
 
 # -------------------------------------------------------------------------------------------------------- header
@@ -205,7 +205,7 @@ def header_to_json(header: Header) -> dict[str, Any]:
     groups: list[dict[str, Any]] = []
     for node in header.cluster.nodes:
         banks = [[bank.kind, len(bank.devices), bank.memory_bytes] for bank in node.banks]
-        shape = {"banks": banks, "supplies": list(node.supplies), "named": node.name == f"n{node.id}"}
+        shape = {"banks": banks, "supplies": list(node.resources), "named": node.name == f"n{node.id}"}
         if groups and shape["named"] and all(groups[-1][key] == value for key, value in shape.items()):
             groups[-1]["nodes"] += 1
         else:

@@ -33,7 +33,7 @@ TRANSITIONS: dict[tuple[Phase, Transition], Phase] = {
     (Phase.WAITING, Transition.PAUSE): Phase.PAUSED,
     (Phase.RUNNING, Transition.PAUSE): Phase.PAUSED,
     (Phase.PAUSED, Transition.RESUME): Phase.WAITING,
-    # A terminal fact of the applied generation wins over what was decided since: hence also while waiting or paused.
+    # A terminal fact of the applied generation wins over later decisions, hence also while waiting or paused.
     (Phase.RUNNING, Transition.FINISH): Phase.FINISHED,
     (Phase.WAITING, Transition.FINISH): Phase.FINISHED,
     (Phase.PAUSED, Transition.FINISH): Phase.FINISHED,
@@ -49,34 +49,34 @@ TRANSITIONS: dict[tuple[Phase, Transition], Phase] = {
 
 
 def next_phase(job: Job, transition: Transition) -> Phase:
-    """The phase after a transition, or InvalidTransition with the job's story."""
+    """The phase after a transition; InvalidTransition if there is none."""
     phase = TRANSITIONS.get((job.phase, transition))
     if phase is None:
-        story = job.past.tell() if job.past is not None else ()
+        story = job.past.lines() if job.past is not None else ()
         raise InvalidTransition(job.id, job.phase, transition, story)
     return phase
 
 
-# Looking members up costs more than a call.
+# Enum lookups cost more than a call.
 _BLOCKED, _WAITING, _ASSIGN = Phase.BLOCKED, Phase.WAITING, Transition.ASSIGN
 
 Service = tuple[tuple[Kind, float], ...]
 
 
 def submitted(spec: JobSpec, seq: int, at: float, *, blocked: bool) -> Job:
-    """A job at its birth."""
+    """A new job."""
     phase = _BLOCKED if blocked else _WAITING
     return Job(spec, seq, at, phase, as_of=at, since=at, past=Past(at, "was submitted"))
 
 
-# The functions below spell every field out instead of calling dataclasses.replace: they run several times for each of
-# a million jobs, and replace costs four times as much.
+# The functions below list every field instead of calling `_replace`, which costs four times as much: they run several
+# times for each of a million jobs.
 
 
 def moved(job: Job, at: float, transition: Transition, service: Service, words: str) -> Job:
-    """The job after a transition that leaves it without desired devices; what is observed stays until a fact comes.
+    """The job after a transition that leaves it without desired devices; the observed state stays.
 
-    Only a job that held some is given an order by this, and only an order has a generation.
+    Its generation grows only if it held devices, since only then an order follows.
     """
     return Job(
         job.spec,
@@ -102,7 +102,7 @@ def moved(job: Job, at: float, transition: Transition, service: Service, words: 
 def assigned(
     job: Job, at: float, allocation: Allocation, believed: float, service: Service, probe_steps: int = 0
 ) -> Job:
-    """The job after it was given an allocation that is not yet seen applied; it goes on as before until then."""
+    """The job after a new allocation was ordered; its rate stays until that is applied."""
     phase = next_phase(job, _ASSIGN)
     return Job(
         job.spec,
@@ -119,7 +119,7 @@ def assigned(
         service,
         job.crashes,
         job.since if job.desired is not None else at,
-        Past(at, f"was given {allocation.num_devices} devices", job.past),
+        Past(at, f"was assigned {allocation.num_devices} devices", job.past),
         believed,
         job.lane or allocation.fractions if job.spec.exact else (),
         probe_steps,
@@ -127,7 +127,7 @@ def assigned(
 
 
 def observed(job: Job, at: float, generation: int, done: float, rate: float, service: Service) -> Job:
-    """The job after its backend reported where it stands under `generation`."""
+    """The job after its backend reported progress under `generation`."""
     applies = generation == job.generation and job.desired is not None
     return Job(
         job.spec,
@@ -152,7 +152,7 @@ def observed(job: Job, at: float, generation: int, done: float, rate: float, ser
 
 
 def vacated(job: Job, at: float, generation: int, done: float, service: Service, *, crashed: bool = False) -> Job:
-    """The job after its backend reported that it holds nothing any more; progress makes its crashes begin anew."""
+    """The job after its backend reported that it holds no devices; progress resets its crash count."""
     return Job(
         job.spec,
         job.seq,
@@ -179,7 +179,7 @@ JobUpdate = WeightChanged | LimitsChanged
 
 
 def updated_spec(spec: JobSpec, change: JobUpdate) -> JobSpec:
-    """The spec after a change; the width it asked for moves into the new range."""
+    """The spec after a change; the number of devices requested moves into the new range."""
     if isinstance(change, WeightChanged):
         return replace(spec, weight=change.weight)
     least, most = change.min_devices, change.max_devices
@@ -187,18 +187,16 @@ def updated_spec(spec: JobSpec, change: JobUpdate) -> JobSpec:
 
 
 def requires_release(change: JobUpdate, held: Allocation | None) -> bool:
-    """Whether a job holds more or fewer devices than it may from now on, and so has to leave them."""
+    """Whether a job holds more or fewer devices than the new limits allow."""
     if held is None or isinstance(change, WeightChanged):
         return False
     return not change.min_devices <= held.num_devices <= change.max_devices
 
 
 def describe_update(change: JobUpdate) -> str:
-    """The change in words, as part of a job's story."""
+    """The change in words, for the job's history."""
     if isinstance(change, WeightChanged):
-        return f"was given weight {change.weight:g} by its user"
+        return f"weight changed to {change.weight:g} by the user"
     if change.min_devices == change.max_devices:
-        return (
-            f"may have {change.max_devices} device{'s' if change.max_devices != 1 else ''} from now on, says its user"
-        )
-    return f"may have {change.min_devices} to {change.max_devices} devices from now on, says its user"
+        return f"device limit changed to {change.max_devices} by the user"
+    return f"device limits changed to {change.min_devices}–{change.max_devices} by the user"

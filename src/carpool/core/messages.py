@@ -1,8 +1,8 @@
-"""Scheduler messages: facts, orders and records, and the ports through which they pass."""
+"""Scheduler messages: facts, orders, plans and records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -10,29 +10,29 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, NodeId
 
 # ---------------------------------------------------------------------------------------------------------- facts
-# Facts that share an instant are folded by rank: how running jobs stood, then what frees devices, then what changes
-# the cluster, then what asks for devices.
-_STOOD, _FREES, _CHANGES, _ASKS = 0, 1, 2, 3
+# Facts of one instant are folded by rank: progress, then what frees devices, then what changes the cluster, then what
+# requests devices.
+_PROGRESS, _FREES, _CHANGES, _REQUESTS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that has happened. The instant is given once for a whole batch, by `Scheduler.handle`."""
+    """Something that has happened. `Scheduler.handle` gets the instant once for a batch of facts."""
 
     rank: ClassVar[int] = _CHANGES
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted(Fact):
-    """A user asked for a job."""
+    """A user submitted a job."""
 
     spec: JobSpec
-    rank: ClassVar[int] = _ASKS
+    rank: ClassVar[int] = _REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled(Fact):
-    """A user withdrew a job."""
+    """A user cancelled a job."""
 
     job: JobId
     rank: ClassVar[int] = _FREES
@@ -40,7 +40,7 @@ class JobCancelled(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobPaused(Fact):
-    """A user took a job off its devices until further notice."""
+    """A user paused a job; it releases its devices."""
 
     job: JobId
     rank: ClassVar[int] = _FREES
@@ -48,52 +48,52 @@ class JobPaused(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobResumed(Fact):
-    """A user put a paused job back into the queue."""
+    """A user resumed a paused job; it is queued again."""
 
     job: JobId
-    rank: ClassVar[int] = _ASKS
+    rank: ClassVar[int] = _REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
 class WeightChanged(Fact):
-    """A user gave a job another weight."""
+    """A user changed a job's weight."""
 
     job: JobId
     weight: float
-    rank: ClassVar[int] = _ASKS
+    rank: ClassVar[int] = _REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsChanged(Fact):
-    """A user gave a job another range of devices."""
+    """A user changed the number of devices a job may hold."""
 
     job: JobId
     min_devices: int
     max_devices: int
-    rank: ClassVar[int] = _ASKS
+    rank: ClassVar[int] = _REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged(Fact):
-    """From now on another policy decides; what it finds is what the one before it left."""
+    """Another policy decides from now on, starting from the current allocations."""
 
-    policy: str  # as it was written
-    fault: str = ""  # of the one before, where that is why
+    policy: str  # as text
+    fault: str = ""  # failure of the previous policy, where that is the reason
 
 
 @dataclass(frozen=True, slots=True)
 class AssignApplied(Fact):
-    """The job works under this generation's allocation from now on, with `done` units of work behind it."""
+    """The job runs under this generation's allocation from now on, with `done` units of work done."""
 
     job: JobId
     generation: int
     done: float
-    rank: ClassVar[int] = _STOOD
+    rank: ClassVar[int] = _PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseApplied(Fact):
-    """The job has left its devices with `done` units of work kept."""
+    """The job has released its devices with `done` units of work saved."""
 
     job: JobId
     generation: int
@@ -103,7 +103,7 @@ class ReleaseApplied(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported(Fact):
-    """A measurement of a running job: work done, rate since the last report, and what the training says of itself."""
+    """A measurement of a running job: work done, rate since the last report, and signals of the training."""
 
     job: JobId
     generation: int
@@ -113,9 +113,9 @@ class ProgressReported(Fact):
     noise: float | None = None  # gradient noise scale, in samples
     step_s: float | None = None  # seconds of one step, synchronisation included
     sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
-    alone: bool = False  # a probe measured it, while whoever shares its devices stood still
-    memory_bytes: int = 0  # most that a worker of it has held on a device so far; 0: not told
-    rank: ClassVar[int] = _STOOD
+    alone: bool = False  # measured by a probe, while the other jobs on its devices were stopped
+    memory_bytes: int = 0  # peak device memory of a worker so far; 0: unknown
+    rank: ClassVar[int] = _PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class JobFinished(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobFailed(Fact):
-    """The job ended by its own fault and is not tried again."""
+    """The job failed and is not retried."""
 
     job: JobId
     generation: int
@@ -139,7 +139,7 @@ class JobFailed(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobCrashed(Fact):
-    """The job lost its processes through no decision of ours; it may be tried again from `done`."""
+    """The job lost its processes unexpectedly; it may be retried from `done`."""
 
     job: JobId
     generation: int
@@ -150,54 +150,54 @@ class JobCrashed(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineMissed(Fact):
-    """The time by which a job should have finished has passed; it goes on."""
+    """A job's deadline has passed; it keeps running."""
 
     job: JobId
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined(Fact):
-    """A node is there: a new one, or a lost one that came back under its old name."""
+    """A node joined: a new one, or a lost one that came back under its old name."""
 
     name: str
     banks: tuple[tuple[str, int, int], ...] = ()  # (kind, number of devices, memory of each) of a new node
-    supplies: tuple[int, ...] = ()  # its cores, RAM and disk, as they are from now on; empty: as they were
+    supplies: tuple[int, ...] = ()  # its cores, RAM and disk from now on; empty: unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLost(Fact):
-    """A node no longer answers; whatever ran on it is gone."""
+    """A node was lost, with everything that ran on it."""
 
     node: NodeId
     rank: ClassVar[int] = _FREES
 
 
 class ForeignProcess(NamedTuple):
-    """A process that computes on one of our devices and is none of ours."""
+    """A process on one of our devices that carpool did not start."""
 
     pid: int
-    user: str = ""  # empty: not told
+    user: str = ""  # empty: unknown
     program: str = ""
-    memory_bytes: int = 0  # 0: not told
+    memory_bytes: int = 0  # 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class OutsidersSeen(Fact):
-    """These processes of others compute on a device from now on; nobody does any more where there are none."""
+    """The foreign processes on a device from now on; none: the device is free of them again."""
 
     device: DeviceId
     processes: tuple[ForeignProcess, ...] = ()
-    keeps_free: bool = True  # whether it is left to them while nobody of ours is there
+    keeps_free: bool = True  # whether the device is left to them while no job holds it
 
 
 @dataclass(frozen=True, slots=True)
 class Woke(Fact):
-    """The time that the scheduler asked to be woken at has come."""
+    """The scheduler's `wake_at` has come."""
 
 
 def in_folding_order(facts: Sequence[Fact]) -> list[Fact]:
-    """Facts of one instant by rank, but a wish or a loss that followed an arrival of the same batch stays behind it."""
-    if _SECOND_THOUGHTS.isdisjoint(map(type, facts)):
+    """Facts of one instant by rank, except that a cancel, pause or loss stays behind the arrival it refers to."""
+    if _REVERSALS.isdisjoint(map(type, facts)):
         return sorted(facts, key=attrgetter("rank"))
     asked: set[JobId] = set()
     joined = False
@@ -209,7 +209,7 @@ def in_folding_order(facts: Sequence[Fact]) -> list[Fact]:
         elif isinstance(fact, JobResumed):
             asked.add(fact.job)
         elif isinstance(fact, JobCancelled | JobPaused) and fact.job in asked:
-            rank = _ASKS
+            rank = _REQUESTS
         elif isinstance(fact, NodeLost) and joined:
             rank = _CHANGES
         joined = joined or isinstance(fact, NodeJoined)
@@ -217,20 +217,20 @@ def in_folding_order(facts: Sequence[Fact]) -> list[Fact]:
     return [fact for _, fact in sorted(ranked, key=itemgetter(0))]
 
 
-_SECOND_THOUGHTS = frozenset({JobCancelled, JobPaused, NodeLost})
+_REVERSALS = frozenset({JobCancelled, JobPaused, NodeLost})
 
 
 # --------------------------------------------------------------------------------------------------------- orders
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An assignment made so that the job gets on."""
+    """An assignment to run the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An assignment made to measure: the job runs this many steps and reports, while others on its device stand still.
+    """An assignment to measure: the job runs `steps` steps alone, after as many to warm up, and reports.
 
-    As many steps before them warm up.
+    Other jobs on its devices are stopped meanwhile.
     """
 
     steps: int
@@ -241,7 +241,7 @@ RUN = Run()
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Let the job hold exactly this allocation."""
+    """Make the job hold exactly this allocation."""
 
     job: JobId
     allocation: Allocation
@@ -251,7 +251,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let the job hold nothing."""
+    """Make the job hold nothing."""
 
     job: JobId
     generation: int
@@ -262,7 +262,7 @@ Order = Assign | Release
 
 # ---------------------------------------------------------------------------------------------------------- plans
 class Change(NamedTuple):
-    """One job's new desired allocation; None takes it off its devices."""
+    """One job's new desired allocation; None releases it."""
 
     job: JobId
     allocation: Allocation | None
@@ -270,9 +270,9 @@ class Change(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What was decided, why, and what was believed: the rate expected of each change, in the order of the changes.
+    """A decision, its reason, and the expected rate of each change, in the order of the changes.
 
-    Of jobs that are only `guessed` it was not known how fast they are, only how places compare.
+    For the jobs in `guessed` only ratios of rates were known.
     """
 
     reason: str
@@ -287,25 +287,9 @@ class Record(NamedTuple):
     """Facts of one instant, then at most one plan: a call of `Scheduler.handle`. The journal is a list of these."""
 
     at: float
-    facts: Sequence[Fact]  # in the order they were folded, then the failures that followed from them
+    facts: Sequence[Fact]  # in folding order, then the failures that followed from them
     planned: Planned | None = None
-    ignored: Sequence[Fact] = ()  # of a generation or a phase that no longer counts, or of a job that is over
-
-
-class Backend(Protocol):
-    """Carries orders out and answers with facts: at once where it can, later through its own channel where not."""
-
-    def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
-        """Start carrying out orders; facts that hold already at `at` are returned."""
-        ...
-
-
-class Clock(Protocol):
-    """Tells the time, in seconds from an origin of its own."""
-
-    def now(self) -> float:
-        """Seconds since the origin."""
-        ...
+    ignored: Sequence[Fact] = ()  # outdated: of an old generation or phase, or of a job that is over
 
 
 @runtime_checkable
@@ -314,12 +298,4 @@ class Observer(Protocol):
 
     def record(self, record: Record) -> None:
         """Take in one call of `Scheduler.handle`."""
-        ...
-
-
-class JournalStore(Observer, Protocol):
-    """Keeps records durably and gives them back in order."""
-
-    def records(self) -> Iterable[Record]:
-        """Every record kept, oldest first."""
         ...

@@ -28,14 +28,13 @@ from carpool.core.topology import Cluster
 
 
 class Oversubscription:
-    """Follows who holds what and adds up, over all devices, ∫ max(0, Σ fractions − 1) dt."""
+    """Integrates oversubscription over all devices: ∫ max(0, Σ fractions − 1) dt."""
 
     def __init__(self) -> None:
         self.excess_s = 0.0  # device-seconds, up to the last change of each device
         self._loads: dict[int, tuple[float, float]] = {}  # Σ fractions, since
 
     def change(self, at: float, before: Allocation | None, after: Allocation | None) -> None:
-        """One job holds something else, or nothing, from now on."""
         if before is not None:
             self._add(at, before, -1.0)
         if after is not None:
@@ -52,7 +51,7 @@ class Oversubscription:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of one run; definitions stand beside each.  NaN where no job finished."""
+    """The figures of one run; NaN where no job finished."""
 
     jobs: int  # submitted
     finished: int
@@ -80,7 +79,7 @@ class JobTimeline:
         self.held_s = 0.0  # time holding any device, up to `since`
 
     def hold(self, at: float, allocation: Allocation | None) -> float:
-        """Hold something else, or nothing, from now on; the device-seconds of what was held until now."""
+        """Replace what the job holds; returns the device-seconds of what it held."""
         held = self.held
         device_s = 0.0
         if held is not None:
@@ -93,14 +92,14 @@ class JobTimeline:
 
 
 class Metrics:
-    """Follows records and keeps, for jobs that are over, a few numbers each.
+    """Observer that keeps a few numbers for each job that is over.
 
-    Where nobody shares devices (`sharing`), it need not be followed who crowds whom.
+    Without `sharing` of devices, oversubscription is not tracked.
     """
 
     def __init__(self, cluster: Cluster, *, sharing: bool = True) -> None:
         self._cluster = cluster
-        self._crowding = Oversubscription() if sharing else None
+        self._oversubscription = Oversubscription() if sharing else None
         self._open: dict[JobId, JobTimeline] = {}
         self.jct_s = array("d")  # of finished jobs, in order of their end
         self.wait_s = array("d")
@@ -125,7 +124,6 @@ class Metrics:
         }
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         at = record.at
         folds = self._folds
         for fact in record.facts:
@@ -136,13 +134,14 @@ class Metrics:
             self._on_changes(at, record.planned.changes)
 
     def summary(self) -> Summary:
-        """The figures so far."""
         finished = len(self.jct_s)
         ordered = sorted(self.jct_s)
         span = self.last_end_s - self.first_submit_s
         weight = sum(self.weights)
         available = self._cluster.num_devices * span
-        excess_s = self._crowding.excess_s if self._crowding is not None else 0.0  # promised, but not there
+        excess_s = (
+            self._oversubscription.excess_s if self._oversubscription is not None else 0.0
+        )  # assigned beyond the devices
         return Summary(
             jobs=self.num_submitted,
             finished=finished,
@@ -167,34 +166,34 @@ class Metrics:
         self._open[fact.spec.id] = JobTimeline(at, fact.spec.weight)
 
     def _on_finished(self, at: float, fact: JobFinished) -> None:
-        stay = self._close(at, fact.job)
-        jct_s = at - stay.submitted_at
+        timeline = self._close(at, fact.job)
+        jct_s = at - timeline.submitted_at
         self.jct_s.append(jct_s)
-        self.wait_s.append(jct_s - stay.held_s)
-        self.weights.append(stay.spec_weight)
+        self.wait_s.append(jct_s - timeline.held_s)
+        self.weights.append(timeline.spec_weight)
 
     def _on_ended(self, at: float, fact: JobFailed | JobCancelled) -> None:
         self._close(at, fact.job)
 
     def _close(self, at: float, job: JobId) -> JobTimeline:
-        stay = self._open.pop(job)
-        self._hold(at, stay, None)
+        timeline = self._open.pop(job)
+        self._hold(at, timeline, None)
         self.last_end_s = at
-        return stay
+        return timeline
 
     def _on_taken_off(self, at: float, fact: JobPaused | JobCrashed) -> None:
-        stay = self._open[fact.job]
+        timeline = self._open[fact.job]
         self.preemptions += isinstance(fact, JobCrashed)
-        self._hold(at, stay, None)
+        self._hold(at, timeline, None)
 
     def _on_weight_changed(self, at: float, fact: WeightChanged) -> None:
         if fact.job in self._open:
             self._open[fact.job].spec_weight = fact.weight
 
     def _on_limits_changed(self, at: float, fact: LimitsChanged) -> None:
-        stay = self._open.get(fact.job)
-        if stay is not None and requires_release(fact, stay.held):
-            self._hold(at, stay, None)
+        timeline = self._open.get(fact.job)
+        if timeline is not None and requires_release(fact, timeline.held):
+            self._hold(at, timeline, None)
 
     def _on_node_joined(self, at: float, fact: NodeJoined) -> None:
         if all(node.name != fact.name for node in self._cluster.nodes):
@@ -202,26 +201,25 @@ class Metrics:
 
     def _on_node_lost(self, at: float, fact: NodeLost) -> None:
         devices = self._cluster.nodes[fact.node].devices
-        for stay in self._open.values():
-            if stay.held is not None and _touches(stay.held, devices):
+        for timeline in self._open.values():
+            if timeline.held is not None and _touches(timeline.held, devices):
                 self.preemptions += 1
-                self._hold(at, stay, None)
+                self._hold(at, timeline, None)
 
     def _on_changes(self, at: float, changes: Sequence[Change]) -> None:
         for change in changes:
-            stay = self._open[change.job]
-            if stay.held is not None:
+            timeline = self._open[change.job]
+            if timeline.held is not None:
                 if change.allocation is None:
                     self.preemptions += 1
-                elif not stay.held.same_devices(change.allocation):
+                elif not timeline.held.same_devices(change.allocation):
                     self.resizes += 1
-            self._hold(at, stay, change.allocation)
+            self._hold(at, timeline, change.allocation)
 
-    def _hold(self, at: float, stay: JobTimeline, allocation: Allocation | None) -> None:
-        """Let a job hold something else, or nothing, from now on."""
-        if self._crowding is not None:
-            self._crowding.change(at, stay.held, allocation)
-        self.device_s += stay.hold(at, allocation)
+    def _hold(self, at: float, timeline: JobTimeline, allocation: Allocation | None) -> None:
+        if self._oversubscription is not None:
+            self._oversubscription.change(at, timeline.held, allocation)
+        self.device_s += timeline.hold(at, allocation)
 
 
 def nearest_rank(ordered: Sequence[float], fraction: float) -> float:

@@ -18,19 +18,18 @@ Kind = NewType("Kind", str)
 
 
 class Phase(StrEnum):
-    """Where a job stands between submission and its end."""
+    """The state of a job between submission and its end."""
 
-    BLOCKED = "blocked"  # waits for the jobs named in `after`, or for room in its array
-    WAITING = "waiting"  # may run, holds nothing
-    RUNNING = "running"  # holds devices (perhaps still being set up)
-    PAUSED = "paused"  # taken off by its user
+    BLOCKED = "blocked"  # waits for the jobs in `after`, or for the limit of its array
+    WAITING = "waiting"  # in the queue, holds nothing
+    RUNNING = "running"  # holds devices, perhaps still starting
+    PAUSED = "paused"  # paused by its user
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
     def is_over(self) -> bool:
-        """Whether no further step is possible."""
         return self in _OVER
 
 
@@ -39,16 +38,16 @@ _OVER = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What was asked: never changes after submission, except by a new spec.
+    """A job request. Changes after submission make a new spec.
 
     ``work`` is counted in units of the job's own choosing (seconds alone on ``devices`` reference devices, steps,
-    samples); rates are in the same units per second. ``None`` means that nobody knows the length.
+    samples); rates are in the same units per second. ``None``: length unknown.
     """
 
     id: JobId
-    devices: int = 1  # gang width asked for
+    devices: int = 1  # gang size requested
     work: float | None = None
-    model: str = ""  # what estimators and worlds know it by
+    model: str = ""  # name by which estimators and worlds know it
     batch_size: int = 0  # 0: the training's own
     weight: float = 1.0  # importance in weighted completion time
     user: str = ""
@@ -56,17 +55,17 @@ class JobSpec:
     max_devices: int = 0  # 0: as asked (not elastic upwards)
     batch_range: tuple[int, int] | None = None  # batch sizes that tuning may use
     memory_bytes: int = 0  # resident memory on each device; 0: unknown
-    kinds: tuple[Kind, ...] = ()  # device kinds it may run on; empty: any
+    kinds: tuple[Kind, ...] = ()  # device types it may run on; empty: any
     exact: bool = False  # share and logical shards are fixed for life
     after: tuple[JobId, ...] = ()
-    retries: int = 2  # crashes without progress that are followed by another try
-    cpus: int = 0  # cores for each device it holds; 0: whatever there is
-    ram_bytes: int = 0  # for each device it holds
-    disk_bytes: int = 0  # on each node it is on
-    priority: int = 0  # higher ones start first; the weight has its part in it already
-    array: str = ""  # the name of all jobs that were made by one sweep
-    at_most: int = 0  # of its array that may wait or run at once, the others being blocked; 0: all
-    deadline_s: float = 0.0  # seconds after its submission by which it should have finished; 0: none
+    retries: int = 2  # restarts after crashes without progress in between
+    cpus: int = 0  # cores per device; 0: no request
+    ram_bytes: int = 0  # per device
+    disk_bytes: int = 0  # per node
+    priority: int = 0  # higher starts first; already included in the weight
+    array: str = ""  # name shared by all jobs of one sweep
+    at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
+    deadline_s: float = 0.0  # seconds after submission by which it should finish; 0: none
 
     @property
     def narrowest(self) -> int:
@@ -79,25 +78,25 @@ class JobSpec:
         return self.max_devices or self.devices
 
     @property
-    def asks_supplies(self) -> bool:
-        """Whether it asks for more of a node than devices."""
+    def needs_host_resources(self) -> bool:
+        """Whether it requests cores, RAM or disk."""
         return bool(self.cpus or self.ram_bytes or self.disk_bytes)
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may be served before or after others whatever the policy."""
+        """Whether it has a priority or a deadline."""
         return bool(self.priority or self.deadline_s)
 
-    def supplies_for(self, num_devices: int) -> HostResources:
-        """What it asks for of a node on which it holds so many devices."""
+    def resources_for(self, num_devices: int) -> HostResources:
+        """Host resources it requests of a node on which it holds that many devices."""
         return HostResources(self.cpus * num_devices, self.ram_bytes * num_devices, self.disk_bytes)
 
 
 class Share(NamedTuple):
     """A fraction of each device in a run of consecutive devices.
 
-    Shares are virtual: fractions on one device may sum past 1.0 where the policy allows it. ``turn`` orders jobs that
-    take turns on a device: the lower runs while the higher waits for the rest of its step.
+    Fractions on one device may sum past 1.0 where the policy allows it. ``turn`` orders jobs that alternate on a
+    device: the lower runs first, the higher while it is idle.
     """
 
     devices: range
@@ -106,7 +105,7 @@ class Share(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """What one job holds: shares of devices, and how its step is cut over them."""
+    """What one job holds: shares of devices, and how its batch is split over them."""
 
     shares: tuple[Share, ...]
     batch_size: int = 0  # 0: the spec's own
@@ -114,7 +113,6 @@ class Allocation(NamedTuple):
 
     @classmethod
     def exclusive(cls, runs: tuple[range, ...], batch_size: int = 0) -> Allocation:
-        """Whole devices, alone."""
         if len(runs) == 1:
             return cls((Share(runs[0]),), batch_size)
         return cls(tuple([Share(run) for run in runs]), batch_size)
@@ -126,7 +124,6 @@ class Allocation(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """How many devices it touches."""
         shares = self.shares
         if len(shares) == 1:
             return len(shares[0].devices)
@@ -134,26 +131,25 @@ class Allocation(NamedTuple):
 
     @property
     def fractions(self) -> tuple[float, ...]:
-        """The unlike fractions in it, ascending: usually one."""
+        """The distinct fractions in it, ascending; usually one."""
         shares = self.shares
         return (shares[0].fraction,) if len(shares) == 1 else tuple(sorted({share.fraction for share in shares}))
 
     @property
     def num_held(self) -> float:
-        """Devices held, each counted by the fraction of it."""
+        """Devices held, each counted by its fraction."""
         shares = self.shares
         if len(shares) == 1:
             return len(shares[0].devices) * shares[0].fraction
         return sum([len(share.devices) * share.fraction for share in shares])
 
     def same_devices(self, other: Allocation) -> bool:
-        """Whether another allocation names the same devices, in whatever shares."""
+        """Whether another allocation has the same devices, whatever the shares."""
         if len(self.shares) == len(other.shares) == 1:
             return self.shares[0].devices == other.shares[0].devices
         return set(self.devices()) == set(other.devices())
 
     def devices(self) -> Iterator[DeviceId]:
-        """Every device, in the order of the shares."""
         for share in self.shares:
             for device in share.devices:
                 yield DeviceId(device)
@@ -173,8 +169,8 @@ def as_runs(devices: tuple[int, ...]) -> tuple[range, ...]:
 class Job(NamedTuple):
     """A submitted job: its spec, what it should hold (desired) and what it is known to hold (observed).
 
-    ``done`` and ``service`` are exact at ``as_of`` and extrapolated from there; ask `done_at` and `service_at`.
-    A tuple rather than a frozen dataclass because a new one is made at every step of every job: it costs a fifth.
+    ``done`` and ``service`` are exact at ``as_of``; `done_at` and `service_at` extrapolate.
+    A tuple, because one is created at every step of every job and a frozen dataclass costs five times as much.
     """
 
     spec: JobSpec
@@ -186,47 +182,46 @@ class Job(NamedTuple):
     observed: Allocation | None = None
     applied: int = 0  # generation of the observed allocation
     done: float = 0.0  # units of work, at `as_of`
-    rate: float = 0.0  # believed or measured units per second from `as_of` on
+    rate: float = 0.0  # estimated or measured units per second from `as_of` on
     as_of: float = 0.0
     service: tuple[tuple[Kind, float], ...] = ()  # device-seconds received per kind up to `as_of`
     crashes: int = 0  # since the last progress
     since: float = 0.0  # when the present phase began
     past: Past | None = None
     believed: float = 0.0  # rate expected once the desired allocation applies
-    lane: tuple[float, ...] = ()  # fractions an exact job was first given: it keeps them for life
-    probe_steps: int = 0  # that the newest order asks for, where it is a probe
+    lane: tuple[float, ...] = ()  # fractions an exact job was first assigned; fixed for life
+    probe_steps: int = 0  # of the newest order, if it is a probe
 
     @property
     def id(self) -> JobId:
-        """The spec's id."""
         return self.spec.id
 
     @property
     def deadline_at(self) -> float:
-        """When it should have finished; never, where it has no deadline."""
+        """When it should have finished; infinite without a deadline."""
         return self.submitted_at + self.spec.deadline_s if self.spec.deadline_s else inf
 
     @property
     def is_starting(self) -> bool:
-        """Whether its newest allocation has been ordered but not yet seen applied."""
+        """Whether its newest allocation has been ordered but not yet applied."""
         return self.desired is not None and self.applied < self.generation
 
     def check_lane(self, allocation: Allocation) -> None:
-        """Overbooked unless an exact job keeps its share for life: another makes libraries pick other kernels."""
+        """Raise Overbooked if an exact job's share would change: libraries would pick other kernels."""
         if self.lane and allocation.fractions != self.lane:
             raise Overbooked(
-                f"job {self.id!r} is exact: its share stays {_text(self.lane)}, not {_text(allocation.fractions)}. "
+                f"job {self.id!r} is exact: its share must stay {_text(self.lane)}, not {_text(allocation.fractions)}. "
                 "Move it with the same share, or submit it without exact."
             )
 
     def done_at(self, at: float) -> float:
-        """Units of work done by `at`, as far as is known; never beyond the spec's work."""
+        """Units of work done by `at`, extrapolated; at most the spec's work."""
         done = self.done + self.rate * (at - self.as_of)
         work = self.spec.work
         return done if work is None or done < work else work
 
     def remaining_at(self, at: float) -> float:
-        """Units of work left at `at`; infinite when nobody knows the length."""
+        """Units of work left at `at`; infinite when the length is unknown."""
         work = self.spec.work
         if work is None:
             return float("inf")
@@ -238,17 +233,17 @@ def _text(fractions: tuple[float, ...]) -> str:
 
 
 class Past(NamedTuple):
-    """One link of a job's story: what happened when, and the link before it."""
+    """One entry of a job's history, linked to the entry before it."""
 
     at: float
     words: str
     before: Past | None = None
 
-    def tell(self) -> tuple[str, ...]:
-        """The story so far, oldest first."""
-        told: list[str] = []
+    def lines(self) -> tuple[str, ...]:
+        """The history as text, oldest first."""
+        lines: list[str] = []
         link: Past | None = self
         while link is not None:
-            told.append(f"{link.at:.3f} s {link.words}")
+            lines.append(f"{link.at:.3f} s {link.words}")
             link = link.before
-        return tuple(reversed(told))
+        return tuple(reversed(lines))

@@ -19,10 +19,10 @@ _EPSILON = 1e-9  # fractions are sums of decimal steps
 def refuse_overbooking(
     there: Occupancy, spec: JobSpec, allocation: Allocation, pieces: Sequence[Piece], max_virtual: float
 ) -> None:
-    """Overbooked unless an allocation, cut into pieces, fits what is left and what the job accepts."""
+    """Raise Overbooked unless an allocation, cut into pieces, fits free devices and the job's limits."""
     count = allocation.num_devices
     if count != spec.devices and not spec.narrowest <= count <= spec.widest:
-        raise Overbooked(f"job {spec.id!r} takes {spec.narrowest} to {spec.widest} devices, not {count}")
+        raise Overbooked(f"job {spec.id!r} accepts {spec.narrowest} to {spec.widest} devices, not {count}")
     if len(pieces) > 1:
         _refuse_twice(spec, pieces)
     for node, bank, run, bits, share in pieces:
@@ -30,9 +30,9 @@ def refuse_overbooking(
             raise Overbooked(f"job {spec.id!r}: a fraction of {share.fraction} is not in (0, 1]")
         if node.id in there.lost:
             raise Overbooked(f"job {spec.id!r}: node {node.name!r} is lost")
-        if there.free_mask(node.id) & bits != bits:  # some device has residents already, or is left to others
-            if there.yielded and max_virtual < inf:  # what was allowed then is allowed
-                _refuse_left(there, spec, run)
+        if there.free_mask(node.id) & bits != bits:  # some device has residents, or is used by a foreign process
+            if there.foreign_devices and max_virtual < inf:  # infinite: it was allowed when recorded
+                _refuse_foreign(there, spec, run)
             _refuse_shared(there, spec, share, bank, run, max_virtual)
         elif 0 < bank.memory_bytes < spec.memory_bytes:
             raise Overbooked(_too_much_memory(spec, run.start, spec.memory_bytes, bank))
@@ -46,10 +46,10 @@ def _refuse_twice(spec: JobSpec, pieces: Sequence[Piece]) -> None:
         seen[node.id] = seen.get(node.id, 0) | bits
 
 
-def _refuse_left(there: Occupancy, spec: JobSpec, run: range) -> None:
-    left = next((device for device in run if there.is_left(device)), None)
-    if left is not None:
-        raise OutOfHostResources(f"device {left} is left to others, who compute on it", spec.id)
+def _refuse_foreign(there: Occupancy, spec: JobSpec, run: range) -> None:
+    foreign = next((device for device in run if there.is_foreign(device)), None)
+    if foreign is not None:
+        raise OutOfHostResources(f"device {foreign} is in use by a foreign process", spec.id)
 
 
 def _refuse_shared(there: Occupancy, spec: JobSpec, share: Share, bank: Bank, run: range, max_virtual: float) -> None:
@@ -60,8 +60,8 @@ def _refuse_shared(there: Occupancy, spec: JobSpec, share: Share, bank: Bank, ru
         load = sum(resident.fraction for resident in residents) + share.fraction
         if load > max_virtual + _EPSILON:
             raise Overbooked(
-                f"device {device} would carry {load:.3g} of at most {max_virtual:.3g} with job {spec.id!r}; "
-                f"there already: {', '.join(r.job for r in residents)}"
+                f"shares of device {device} would sum to {load:.3g} with job {spec.id!r}, limit {max_virtual:.3g}; "
+                f"held by: {', '.join(r.job for r in residents)}"
             )
         memory = sum(resident.memory_bytes for resident in residents) + spec.memory_bytes
         if 0 < bank.memory_bytes < memory:
@@ -70,12 +70,7 @@ def _refuse_shared(there: Occupancy, spec: JobSpec, share: Share, bank: Bank, ru
 
 def _too_much_memory(spec: JobSpec, device: int, memory: int, bank: Bank) -> str:
     needed, there = memory / (1 << 30), bank.memory_bytes / (1 << 30)
-    return f"device {device} would hold {needed:.2f} GiB of its {there:.2f} GiB with job {spec.id!r}"
-
-
-# A node's free devices are one integer (bit i = i-th device of the node), and for every kind the nodes with exactly c
-# free devices are one integer as well (bit n = node n). "The fullest node that still fits, lowest number first" is then
-# two integer operations at any cluster size, and a fork for a draft is a copy of a few dozen integers.
+    return f"device {device} would need {needed:.2f} GiB with job {spec.id!r}, it has {there:.2f} GiB"
 
 
 class Resident(NamedTuple):
@@ -90,7 +85,12 @@ _Residents = tuple[Resident, ...]
 
 
 class Occupancy:
-    """The devices of a cluster and what is taken of them. `fork` gives a private copy for trying things out."""
+    """The devices of a cluster and the jobs on them; `fork` makes a private copy to try changes on.
+
+    A node's free devices are one integer (bit i: its i-th device), and for every device type the nodes with exactly c
+    free devices are one integer (bit n: node n). So "the fullest node that still fits, lowest number first" takes two
+    integer operations at any cluster size, and a fork copies a few dozen integers.
+    """
 
     __slots__ = (
         "_base_free",
@@ -100,20 +100,22 @@ class Occupancy:
         "_num_shared",
         "_residents",
         "cluster",
+        "foreign_devices",
         "free_devices",
-        "hosting",
+        "host_usage",
         "lost",
-        "yielded",
     )
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.free_devices: dict[Kind, int] = dict.fromkeys(cluster.capacity, 0)
         self.lost: frozenset[NodeId] = frozenset()
-        self.hosting = NO_USAGE
-        self.yielded: frozenset[int] = frozenset()  # devices that others compute on: not free once nobody of ours is
+        self.host_usage = NO_USAGE
+        self.foreign_devices: frozenset[int] = (
+            frozenset()
+        )  # devices used by foreign processes: not free while no job holds them
         self._num_shared = 0  # devices with more than one resident
-        # What a fork has not touched is read from the base; the root is its own base.
+        # A fork reads what it has not changed from its base; the root is its own base.
         self._free: dict[int, int] = {}
         self._residents: dict[int, _Residents] = {}
         self._base_free = self._free
@@ -128,12 +130,10 @@ class Occupancy:
     # ---------------------------------------------------------------------------------------------------- asking
     @property
     def num_free(self) -> int:
-        """Free devices of all kinds."""
         return sum(self.free_devices.values())
 
     @property
     def is_shared(self) -> bool:
-        """Whether any device has more than one resident."""
         return self._num_shared > 0
 
     def free_mask(self, node: int) -> int:
@@ -151,11 +151,10 @@ class Occupancy:
         return self._base_residents.get(device, ()) if found is None else found
 
     def load(self, device: int) -> float:
-        """Sum of the fractions held on a device."""
         return sum([resident.fraction for resident in self.residents(device)])
 
     def shared_devices(self) -> Iterator[DeviceId]:
-        """Devices somebody holds a share of, ascending."""
+        """Devices with residents, ascending."""
         held = {device for device, jobs in self._residents.items() if jobs}
         if self._base_residents is not self._residents:
             held |= {d for d, jobs in self._base_residents.items() if jobs and d not in self._residents}
@@ -170,22 +169,22 @@ class Occupancy:
         return list(seen)
 
     @property
-    def there(self) -> dict[Kind, int]:
-        """Devices of each kind that are to be had at all: on nodes that are not lost, and not left to others."""
+    def usable_devices(self) -> dict[Kind, int]:
+        """Devices of each type on live nodes, without those left to foreign processes."""
         there = dict(self.cluster.capacity)
         for lost in self.lost:
             for bank in self.cluster.nodes[lost].banks:
                 there[bank.kind] -= len(bank.devices)
-        for device in self.yielded:
+        for device in self.foreign_devices:
             node, bank = self.cluster.spot(device)
-            there[bank.kind] -= node.id not in self.lost and self.is_left(device)
+            there[bank.kind] -= node.id not in self.lost and self.is_foreign(device)
         return there
 
-    def is_left(self, device: int) -> bool:
-        """Whether a device is left to others: they compute on it, and nobody of ours does."""
+    def is_foreign(self, device: int) -> bool:
+        """Whether a device is left to foreign processes: they use it, and no job holds it."""
         node = self.cluster.node_of(device)
         is_free = self.free_mask(node.id) >> (device - node.devices.start) & 1
-        return device in self.yielded and not is_free and not self.residents(device)
+        return device in self.foreign_devices and not is_free and not self.residents(device)
 
     # -------------------------------------------------------------------------------------------------- changing
     def fork(self) -> Occupancy:
@@ -196,10 +195,10 @@ class Occupancy:
         copy._residents = {}
         return copy
 
-    def offered(self, spec: JobSpec) -> Occupancy:
-        """As a job finds it: with no more free devices on a node than there are supplies for. Nothing is to be taken.
+    def within_resources(self, spec: JobSpec) -> Occupancy:
+        """A copy, for searching only, with no more free devices on a node than it has host resources for the job.
 
-        Where it holds something already, it would give that back first.
+        What the job itself holds counts as free.
         """
         copy = self._overlaid()
         copy._free = {} if self._free is self._base_free else self._free.copy()
@@ -207,23 +206,23 @@ class Occupancy:
         for node in self.cluster.nodes:
             most = self.most_for(spec, node)
             if most is not None and self.free_mask(node.id):
-                copy._leave(node, most)
+                copy._limit_free(node, most)
         return copy
 
     def most_for(self, spec: JobSpec, node: Node) -> int | None:
-        """How many of a node's devices a job has supplies for beside all others; None: for all of them."""
-        there, taken = node.supplies, self.hosting.taken(node.id, but=spec.id)
-        if resource_shortage(there, taken, spec.supplies_for(0)):
+        """For how many devices of a node the host resources left by other jobs suffice; None: for all."""
+        there, taken = node.resources, self.host_usage.taken(node.id, but=spec.id)
+        if resource_shortage(there, taken, spec.resources_for(0)):
             return 0
-        return most_devices(there, taken, spec.supplies_for(1)._replace(disk_bytes=0))
+        return most_devices(there, taken, spec.resources_for(1)._replace(disk_bytes=0))
 
     def _overlaid(self) -> Occupancy:
         copy = object.__new__(Occupancy)
         copy.cluster = self.cluster
         copy.free_devices = self.free_devices.copy()
         copy.lost = self.lost
-        copy.hosting = self.hosting
-        copy.yielded = self.yielded
+        copy.host_usage = self.host_usage
+        copy.foreign_devices = self.foreign_devices
         copy._num_shared = self._num_shared
         copy._base_free = self._base_free
         copy._base_residents = self._base_residents
@@ -231,12 +230,12 @@ class Occupancy:
         return copy
 
     def take(self, spec: JobSpec, allocation: Allocation, max_virtual: float = 1.0) -> None:
-        """Let a job hold an allocation; Overbooked, with nothing changed, when it cannot."""
+        """Assign an allocation; raises Overbooked, with nothing changed, when it does not fit."""
         if self._take_whole(spec, allocation):
             return
         pieces = self._pieces(allocation)
         refuse_overbooking(self, spec, allocation, pieces, max_virtual)
-        if spec.asks_supplies:
+        if spec.needs_host_resources:
             self._host(spec, pieces, is_checked=max_virtual < inf)
         residents = self._residents
         for node, bank, run, bits, share in pieces:
@@ -253,14 +252,14 @@ class Occupancy:
                     residents[device] = (*beside, resident)
 
     def _take_whole(self, spec: JobSpec, allocation: Allocation) -> bool:
-        """The usual case, quickly: free devices of one node, whole and as many as asked for; False for any other."""
+        """Fast path: free whole devices of one node, as many as asked for; False in any other case."""
         if len(allocation.shares) != 1:
             return False
         share = allocation.shares[0]
         run = share.devices
         if share.fraction != 1.0 or len(run) != spec.devices or spec.memory_bytes:
             return False
-        if spec.cpus or spec.ram_bytes or spec.disk_bytes:  # `asks_supplies`, where a call is felt
+        if spec.cpus or spec.ram_bytes or spec.disk_bytes:  # `needs_host_resources`, inlined: hot
             return False
         if not 0 <= run.start < run.stop <= self.cluster.num_devices:
             return False
@@ -274,13 +273,13 @@ class Occupancy:
         return True
 
     def give(self, job: JobId, allocation: Allocation) -> None:
-        """Take a job's allocation back."""
+        """Release a job's allocation."""
         pieces = self._pieces(allocation)
-        if self.hosting is not NO_USAGE:
+        if self.host_usage is not NO_USAGE:
             for node, _, _, _, _ in pieces:
-                self.hosting = self.hosting.giving(node.id, job)
+                self.host_usage = self.host_usage.giving(node.id, job)
         for node, bank, run, bits, _ in pieces:
-            if not self._num_shared:  # nobody else is on any device
+            if not self._num_shared:  # no device is shared
                 for device in run:
                     self._put_residents(device, ())
                 if node.id not in self.lost:
@@ -300,14 +299,14 @@ class Occupancy:
             if emptied and node.id not in self.lost:
                 mask = self.free_mask(node.id)
                 self._recount(node, bank, mask, mask | emptied)
-        if self.yielded:
-            self._leave_to_others()
+        if self.foreign_devices:
+            self._hide_foreign()
 
     def absorb(self, fork: Occupancy) -> None:
-        """Become what a fork of this has become."""
+        """Adopt the changes made in a fork of this."""
         assert fork._base_free is self._free, "only a fork of this very map can be absorbed"
         self.free_devices = fork.free_devices
-        self.hosting = fork.hosting
+        self.host_usage = fork.host_usage
         self._num_shared = fork._num_shared
         self._nodes_by_free = fork._nodes_by_free
         self._free.update(fork._free)
@@ -316,7 +315,7 @@ class Occupancy:
             return
         for device, residents in fork._residents.items():
             self._put_residents(device, residents)
-        self._leave_to_others()
+        self._hide_foreign()
 
     def lose(self, node: Node) -> None:
         """Take a node out of use; its residents must have been given back before."""
@@ -331,30 +330,30 @@ class Occupancy:
         for bank in node.banks:
             mask = self.free_mask(node.id)
             self._recount(node, bank, mask, mask | _bits(node, bank.devices))
-        self._leave_to_others()
+        self._hide_foreign()
 
-    def leave(self, yielded: frozenset[int]) -> None:
-        """Leave these devices to others, as soon as nobody of ours is there; others are ours again."""
-        back = [device for device in self.yielded - yielded if self.is_left(device)]
-        self.yielded = yielded
+    def set_foreign(self, foreign_devices: frozenset[int]) -> None:
+        """Leave exactly these devices to foreign processes, each once no job holds it."""
+        back = [device for device in self.foreign_devices - foreign_devices if self.is_foreign(device)]
+        self.foreign_devices = foreign_devices
         for device in back:
             node, bank = self.cluster.spot(device)
             if node.id not in self.lost:
                 mask = self.free_mask(node.id)
                 self._recount(node, bank, mask, mask | _bits(node, range(device, device + 1)))
-        self._leave_to_others()
+        self._hide_foreign()
 
-    def _leave_to_others(self) -> None:
-        """Devices that others compute on are not free at rest; within a draft a job may take another's place there."""
+    def _hide_foreign(self) -> None:
+        """Mark foreign devices as not free, except in a fork: there a job may replace another on them."""
         if self._free is not self._base_free:
             return
-        for device in self.yielded:
+        for device in self.foreign_devices:
             node, bank = self.cluster.spot(device)
             mask = self.free_mask(node.id)
             self._recount(node, bank, mask, mask & ~_bits(node, range(device, device + 1)))
 
     def join(self, cluster: Cluster) -> None:
-        """Go on with a cluster that has one more node at its end."""
+        """Continue with a cluster that has one more node at its end."""
         node = cluster.nodes[-1]
         self.cluster = cluster
         self._free[node.id] = 0
@@ -366,20 +365,20 @@ class Occupancy:
 
     # --------------------------------------------------------------------------------------------------- inside
     def _host(self, spec: JobSpec, pieces: Sequence[Piece], *, is_checked: bool) -> None:
-        """Let a job have the supplies it asks for; OutOfSupplies, with nothing changed, where a node has not enough."""
+        """Reserve a job's host resources; OutOfHostResources, with nothing changed, where a node lacks them."""
         counts: dict[NodeId, int] = {}
         for node, _, run, _, _ in pieces:
             counts[node.id] = counts.get(node.id, 0) + len(run)
         for number, count in counts.items() if is_checked else ():
             node = self.cluster.nodes[number]
-            short = resource_shortage(node.supplies, self.hosting.taken(number), spec.supplies_for(count))
+            short = resource_shortage(node.resources, self.host_usage.taken(number), spec.resources_for(count))
             if short:
                 raise OutOfHostResources(f"node {node.name!r} has {short} for job {spec.id!r}", spec.id)
         for number, count in counts.items():
-            self.hosting = self.hosting.taking(number, spec.id, spec.supplies_for(count))
+            self.host_usage = self.host_usage.taking(number, spec.id, spec.resources_for(count))
 
-    def _leave(self, node: Node, most: int) -> None:
-        """Let a node have so many free devices of each kind at most, the lowest."""
+    def _limit_free(self, node: Node, most: int) -> None:
+        """Keep at most so many free devices of each type on a node, the lowest ones."""
         for bank in {bank.kind: bank for bank in node.banks}.values():
             mask = self.free_mask(node.id)
             excess = mask & sum(_bits(node, other.devices) for other in node.banks if other.kind == bank.kind)
@@ -394,7 +393,9 @@ class Occupancy:
         for share in allocation.shares:
             first, stop = share.devices.start, share.devices.stop
             if first < 0 or stop > cluster.num_devices:
-                raise Overbooked(f"devices {first} to {stop - 1} are not all among the {cluster.num_devices} there are")
+                raise Overbooked(
+                    f"devices {first} to {stop - 1} are not in the cluster, which has {cluster.num_devices}"
+                )
             while first < stop:
                 node, bank = cluster.spot(first)
                 end = bank.devices.stop if bank.devices.stop < stop else stop

@@ -38,7 +38,7 @@ def consolidated(free: Occupancy, kind: Kind, count: int) -> Runs | None:
 
 
 def pooled(free: Occupancy, kind: Kind, count: int) -> Runs | None:
-    """Any free devices, lowest numbers first: nodes do not matter."""
+    """Any free devices, lowest numbers first."""
     if free.free_devices.get(kind, 0) < count:
         return None
     return _gather(free, kind, count, _ascending(free, kind))
@@ -55,7 +55,7 @@ PLACEMENT_RULES: dict[str, PlacementRule] = {"consolidated": consolidated, "pool
 
 
 def placement_rule(name: str) -> PlacementRule:
-    """The placing rule of that name."""
+    """The placement rule of that name."""
     try:
         return PLACEMENT_RULES[name]
     except KeyError:

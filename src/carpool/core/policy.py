@@ -40,22 +40,24 @@ ARRIVALS_AND_ENDINGS: frozenset[type[Fact]] = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """When a policy is asked: after which facts, at most how often, or in fixed rounds."""
+    """When a policy plans: after which facts, at most how often, or in fixed rounds."""
 
     triggers: frozenset[type[Fact]] = ARRIVALS_AND_ENDINGS
-    min_interval_s: float = 0.0  # a plan sooner after the last one is put off until then
-    round_s: float = 0.0  # above 0: only at multiples of this, whatever happens in between
+    min_interval_s: float = 0.0  # between two plans
+    round_s: float = 0.0  # above 0: plan only at multiples of this
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Changes to what jobs hold (what is not mentioned stays as it is), and the reason in words."""
+    """Changes to the allocations of jobs, and the reason in words."""
 
     changes: tuple[Change, ...] = ()
     reason: str = ""
-    wake_at: float | None = None  # ask again then, even if nothing happens
+    wake_at: float | None = None  # plan again then, even if nothing happens
     note: object = None  # JSON-able; handed back in the next snapshot
-    drafted: Occupancy | None = field(default=None, compare=False, repr=False)  # the map it was tried on, if it was
+    drafted: Occupancy | None = field(
+        default=None, compare=False, repr=False
+    )  # the occupancy of its draft, if it has one
 
     NOTHING: ClassVar[Plan]
 
@@ -64,20 +66,20 @@ Plan.NOTHING = Plan()
 
 
 class Policy(ABC):
-    """One decision rule. Same snapshot, same plan; parameters are frozen dataclass fields.
+    """A scheduling policy: a deterministic function of a snapshot. Parameters are fields of a frozen dataclass.
 
-    `waiting_key` and `running_key` let the scheduler keep jobs in the policy's order. Each must stay the same while
-    the job's record does: the remaining work of a waiting job, the expected end of a running one.
+    The scheduler keeps jobs in the order of `waiting_key` and `running_key`. A key may depend only on the job's record,
+    such as the remaining work of a waiting job or the expected end of a running one.
     """
 
     cadence: ClassVar[Cadence] = Cadence()
-    max_virtual: ClassVar[float] = 1.0  # how far fractions on one device may sum
-    shares_devices: ClassVar[bool] = False  # whether it ever puts two jobs on one device
-    keeps_running_order: ClassVar[bool] = False  # whether `running_key` is to be maintained
+    max_virtual: ClassVar[float] = 1.0  # limit on the sum of fractions of a device
+    shares_devices: ClassVar[bool] = False  # whether it assigns two jobs to one device
+    keeps_running_order: ClassVar[bool] = False  # whether `running_key` is used
 
     @property
     def may_share(self) -> bool:
-        """Whether it gives out less than whole devices, or one device twice."""
+        """Whether it assigns fractions of devices, or one device twice."""
         return self.shares_devices or self.max_virtual > 1.0
 
     @abstractmethod
@@ -85,27 +87,28 @@ class Policy(ABC):
         """Decide what changes now."""
 
     def why(self, view: Snapshot, job: Job) -> str:
-        """Why a job stands as it does now, in one sentence for people."""
+        """Why a job waits or holds what it holds, in one sentence."""
         if job.desired is not None:
             return f"holds {job.desired.num_devices} device{'s' if job.desired.num_devices != 1 else ''}"
         if job.id not in view.waiting:
             return f"is {job.phase}"
         ahead = list(view.waiting).index(job.id)
-        return f"waits with {ahead} job{'s' if ahead != 1 else ''} before it in the queue, and {len(view.roster)} run"
+        place = f"waits behind {ahead} job{'s' if ahead > 1 else ''}" if ahead else "is first in the queue"
+        return f"{place}; {len(view.running_jobs)} running"
 
     def waiting_key(self, job: Job, estimates: Estimator) -> Any:
-        """Where a waiting job stands in the queue; ties go by order of submission."""
+        """Sort key of a waiting job; ties go by order of submission."""
         return 0
 
     def running_key(self, job: Job, estimates: Estimator) -> Any:
-        """Where a running job stands among the running ones."""
+        """Sort key of a running job."""
         return 0
 
 
 class Snapshot:
-    """The scheduler's state at one instant, to read. A view, not a copy: valid during one call of `Policy.plan`."""
+    """A read-only view of the scheduler's state, valid during one call of `Policy.plan`."""
 
-    __slots__ = ("at", "estimates", "jobs", "note", "occupancy", "policy", "roster", "waiting")
+    __slots__ = ("at", "estimates", "jobs", "note", "occupancy", "policy", "running_jobs", "waiting")
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Snapshot:
         occupancy: Occupancy,
         jobs: Mapping[JobId, Job],
         waiting: Queue,
-        roster: RunningJobs,
+        running_jobs: RunningJobs,
         estimates: Estimator,
     ) -> None:
         self.at = 0.0
@@ -122,17 +125,16 @@ class Snapshot:
         self.occupancy = occupancy
         self.jobs = jobs  # all that are not over
         self.waiting = waiting
-        self.roster = roster
+        self.running_jobs = running_jobs
         self.estimates = estimates
 
     @property
     def cluster(self) -> Cluster:
-        """The nodes and devices there are."""
         return self.occupancy.cluster
 
     def running(self, *, last_first: bool = False) -> Iterator[Job]:
-        """Running jobs in the policy's running order (else in order of their start)."""
-        for job in reversed(self.roster) if last_first else self.roster:
+        """Running jobs in the policy's running order, else in order of their start."""
+        for job in reversed(self.running_jobs) if last_first else self.running_jobs:
             yield self.jobs[job]
 
     def active(self) -> Iterator[Job]:
@@ -142,44 +144,43 @@ class Snapshot:
         yield from self.running()
 
     def kinds_for(self, job: Job) -> Sequence[Kind]:
-        """Kinds the job may run on and that have the memory it needs: in its own order, else in the cluster's."""
+        """Device types the job may use and that have the memory it needs, in the job's order, else the cluster's."""
         kinds = job.spec.kinds or self.cluster.kinds
         needed = job.spec.memory_bytes
         if not needed:
             return kinds
-        least = self.cluster.least_memory  # placing looks at kinds, not at single devices
+        least = self.cluster.least_memory  # placement chooses by type, not by device
         return [kind for kind in kinds if not 0 < least.get(kind, 0) < needed]
 
     def placement(self, job: Job, allocation: Allocation) -> Placement:
-        """What an allocation looks like to a rate model, with the present neighbours on its devices."""
+        """An allocation as a rate model sees it, with the current neighbours on its devices."""
         sharing = self.policy.shares_devices or self.occupancy.is_shared
         return placement_of(self.occupancy, self.jobs, job, allocation, sharing=sharing)
 
     def rate(self, job: Job, allocation: Allocation) -> float:
-        """Believed units of work per second under an allocation, beside the present neighbours."""
+        """Estimated units of work per second under an allocation, beside the current neighbours."""
         return self.estimates.rate(job.spec, self.placement(job, allocation)).mean
 
     def service(self, job: Job) -> Service:
-        """Device-seconds the job has received of each kind until now."""
+        """Device-seconds received so far, by device type."""
         return service_at(self.cluster, job, self.at)
 
     def attained_s(self, job: Job) -> float:
-        """Device-seconds the job has received until now."""
+        """Device-seconds received so far."""
         return sum([seconds for _, seconds in self.service(job)])
 
 
 def placement_of(
     occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, allocation: Allocation, *, sharing: bool = True
 ) -> Placement:
-    """Describe an allocation and who else is on its devices; `sharing` False: nobody is, as the caller knows."""
+    """An allocation with its neighbours; `sharing` False: the caller knows that there are none."""
     alone = occupancy.cluster.placement(allocation)
     if not sharing:
         return alone
-    return alone.among([_beside(occupancy, jobs, job, device) for device in allocation.devices()])
+    return alone.among([_neighbours(occupancy, jobs, job, device) for device in allocation.devices()])
 
 
-def _beside(occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, device: DeviceId) -> dict[JobId, Neighbour]:
-    """Who else is on a device."""
+def _neighbours(occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, device: DeviceId) -> dict[JobId, Neighbour]:
     found: dict[JobId, Neighbour] = {}
     for resident in occupancy.residents(device):
         other = jobs.get(resident.job)
@@ -196,9 +197,9 @@ def _beside(occupancy: Occupancy, jobs: Mapping[JobId, Job], job: Job, device: D
 
 
 def service_at(cluster: Cluster, job: Job, at: float) -> Service:
-    """Device-seconds received per kind up to `at`, a share counted by its fraction.
+    """Device-seconds received per device type up to `at`, shares counted by their fraction.
 
-    Counted from the order on: reserved devices serve nobody else.
+    Counted from the order on, since reserved devices serve no other job.
     """
     held = job.desired
     elapsed = at - job.as_of
@@ -212,24 +213,24 @@ def service_at(cluster: Cluster, job: Job, at: float) -> Service:
 
 
 class PlanTimer:
-    """Keeps one policy's time. What it is told of plans and triggers is all it knows."""
+    """Decides when a policy plans, from its cadence, triggers and previous plans."""
 
-    __slots__ = ("breath_s", "cadence", "is_triggered", "planned_at", "wanted_at")
+    __slots__ = ("cadence", "is_triggered", "min_pause_s", "planned_at", "wanted_at")
 
     def __init__(self, cadence: Cadence) -> None:
         self.cadence = cadence
-        self.breath_s = 0.0  # a plan is put off so long after the last one at least, whatever the cadence says
-        self.is_triggered = False  # something has happened after which the cadence wants a plan
-        self.planned_at: float | None = None  # when the policy was asked last
-        self.wanted_at: float | None = None  # when the last plan wants to be followed by another
+        self.min_pause_s = 0.0  # least time between plans, whatever the cadence says
+        self.is_triggered = False  # a trigger of the cadence has occurred
+        self.planned_at: float | None = None  # time of the last plan
+        self.wanted_at: float | None = None  # `wake_at` of the last plan
 
     @property
     def may_be_due(self) -> bool:
-        """Whether there is anything to look at; False, as after most facts, saves the rest."""
+        """Quick check: False, as after most facts, means not due."""
         return self.is_triggered or self.wanted_at is not None or self.cadence.round_s > 0.0
 
     def is_due(self, at: float, *, has_jobs: bool) -> bool:
-        """Whether the policy is asked now."""
+        """Whether to plan now."""
         round_s = self.cadence.round_s
         if round_s:
             begun = _round_at(at, round_s)
@@ -240,29 +241,28 @@ class PlanTimer:
         return self.is_triggered and (self.planned_at is None or at >= self.planned_at + self._interval_s)
 
     def next_at(self, at: float, *, has_jobs: bool) -> float | None:
-        """When it will be due, if nothing happens before."""
+        """When to plan next if nothing happens before."""
         round_s = self.cadence.round_s
         if round_s:
             return (_round_at(at, round_s) + 1) * round_s if has_jobs else None
         if self.is_triggered and self.planned_at is not None:
-            put_off = self.planned_at + self._interval_s
-            return put_off if self.wanted_at is None else min(put_off, self.wanted_at)
+            earliest = self.planned_at + self._interval_s
+            return earliest if self.wanted_at is None else min(earliest, self.wanted_at)
         return self.wanted_at
 
     def planned(self, at: float, wanted_at: float | None) -> None:
-        """The policy was asked."""
         self.is_triggered = False
         self.planned_at = at
         self.wanted_at = wanted_at
 
-    def begin_anew(self) -> None:
-        """Another policy will be asked, as soon as may be."""
+    def reset(self) -> None:
+        """Plan as soon as possible, for a new policy."""
         self.is_triggered = True
         self.planned_at = self.wanted_at = None
 
     @property
     def _interval_s(self) -> float:
-        return max(self.cadence.min_interval_s, self.breath_s)
+        return max(self.cadence.min_interval_s, self.min_pause_s)
 
 
 def _round_at(at: float, round_s: float) -> int:

@@ -10,14 +10,14 @@ from typing import Any
 
 from carpool.core.model import Job, JobId, JobSpec, Kind, Phase
 
-Demand = tuple[int, tuple[Kind, ...]]  # devices and kinds: jobs of equal demand fit, or do not fit, alike
+Demand = tuple[int, tuple[Kind, ...]]  # devices and types: jobs of equal demand fit alike
 Entry = tuple[Any, int, JobId]  # (the policy's key, order of submission, job)
 
 _CHUNK = 512
 
 
 class Sorted:
-    """Entries in ascending order, in chunks, so that adding and removing stay cheap at any length."""
+    """A sorted list of entries, in chunks so that adding and removing stay cheap at any length."""
 
     __slots__ = ("_chunks",)
 
@@ -56,7 +56,6 @@ class Sorted:
         return self._chunks[-1][-1]
 
     def add(self, entry: Entry) -> None:
-        """Put an entry in its place."""
         chunks = self._chunks
         if not chunks:
             chunks.append([entry])
@@ -72,10 +71,9 @@ class Sorted:
             del chunk[_CHUNK:]
 
     def remove(self, entry: Entry) -> None:
-        """Take out an entry that is there."""
         where = self._chunk_of(entry)
         chunk = self._chunks[where]
-        place = 0 if chunk[0] == entry else bisect_left(chunk, entry)  # most leave at the head
+        place = 0 if chunk[0] == entry else bisect_left(chunk, entry)  # most entries leave at the head
         assert chunk[place] == entry, f"{entry} is not in the index"
         del chunk[place]
         if not chunk:
@@ -96,18 +94,18 @@ class Sorted:
 
 
 class Queue:
-    """Waiting jobs in the policy's order; from the first refusal on also apart by demand.
+    """Waiting jobs in the policy's order, and from the first refusal on also by demand.
 
-    A demand that does not fit is then passed over whole, however many jobs have it.
+    So a demand that does not fit is skipped as a whole, however many jobs have it.
     """
 
     __slots__ = ("_all", "_by_demand", "_entries", "_widths")
 
     def __init__(self) -> None:
         self._all = Sorted()
-        self._by_demand: dict[Demand, Sorted] | None = None  # made when first needed: many policies never refuse
+        self._by_demand: dict[Demand, Sorted] | None = None  # made when first needed
         self._entries: dict[JobId, tuple[Demand, Entry]] = {}
-        self._widths: dict[int, int] = {}  # devices asked for -> jobs that do
+        self._widths: dict[int, int] = {}  # number of devices -> jobs that request it
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -119,7 +117,7 @@ class Queue:
         return (entry[2] for entry in self._all)
 
     def put(self, job: Job, key: Any) -> None:
-        """Queue a job under the policy's key, or move it to a new place."""
+        """Queue a job under the policy's key, or move it."""
         job_id = job.spec.id
         demand = demand_of(job)
         entry = (key, job.seq, job_id)
@@ -134,7 +132,6 @@ class Queue:
             self._by_demand.setdefault(demand, Sorted()).add(entry)
 
     def discard(self, job: JobId) -> None:
-        """Take a job out if it is in."""
         found = self._entries.pop(job, None)
         if found is None:
             return
@@ -151,20 +148,18 @@ class Queue:
 
     @property
     def head(self) -> Entry | None:
-        """The entry of the job that comes first."""
         return self._all.first if self._all else None
 
     @property
     def narrowest(self) -> int:
-        """Fewest devices that any waiting job asks for; 0 when none waits."""
+        """Fewest devices that a waiting job requests; 0 when none waits."""
         return min(self._widths, default=0)
 
     def demand(self, job: JobId) -> Demand:
-        """The demand a waiting job is filed under."""
         return self._entries[job][0]
 
     def entries(self, refused: Collection[Demand] = ()) -> Iterator[Entry]:
-        """Entries in order; a demand added to `refused` on the way is not offered again."""
+        """Entries in order, skipping demands in `refused`, which may grow during iteration."""
         for entry in self._all:
             if refused and self._entries[entry[2]][0] in refused:
                 yield from self._merged(entry, refused)
@@ -172,7 +167,7 @@ class Queue:
             yield entry
 
     def _apart(self) -> dict[Demand, Sorted]:
-        """Entries by demand, maintained from the first call on."""
+        """Entries by demand, kept up to date from the first call on."""
         if self._by_demand is None:
             self._by_demand = {}
             for entry in self._all:
@@ -180,7 +175,7 @@ class Queue:
         return self._by_demand
 
     def _merged(self, start: Entry, refused: Collection[Demand]) -> Iterator[Entry]:
-        """Entries from `start` on in order, walking only the demands that are not refused."""
+        """Entries from `start` on in order, of demands that are not refused."""
         heap = []
         for demand, entries in self._apart().items():
             if demand not in refused:
@@ -234,15 +229,12 @@ class RunningJobs:
         return self._sorted.last if self._sorted else None
 
     def entries(self) -> Iterator[Entry]:
-        """Entries in the running order."""
         return iter(self._entries.values() if self._sorted is None else self._sorted)
 
     def by_start(self) -> list[JobId]:
-        """The jobs in order of their start."""
         return list(self._entries)
 
     def put(self, job: Job, key: Any) -> None:
-        """Add a job, or move it to a new place."""
         job_id = job.spec.id
         entry = (key, job.seq, job_id)
         if self._sorted is not None:
@@ -255,26 +247,25 @@ class RunningJobs:
         self._entries[job_id] = entry
 
     def discard(self, job: JobId) -> None:
-        """Take a job out if it is in."""
         entry = self._entries.pop(job, None)
         if entry is not None and self._sorted is not None:
             self._sorted.remove(entry)
 
 
 def demand_of(job: Job) -> Demand:
-    """What has to be free for the job to start at the width it asks for."""
+    """What must be free for the job to start with the devices it requests."""
     spec = job.spec
     return (spec.devices, spec.kinds)
 
 
-_Array = tuple[str, str]  # whose, and its name
+_Array = tuple[str, str]  # user and name
 
 
 class Admission:
-    """Keeps those that are blocked by whom they wait for.
+    """Admits jobs to the queue once their dependencies have finished and their array has room.
 
-    Of an array with `at_most`, so many are let in; another follows when one of them is over, in order of submission.
-    `ended` says how jobs ended.
+    Of an array with `at_most`, that many jobs are in the queue or running; the next follows in order of submission
+    when one of them is over. `ended` maps jobs to their outcome.
     """
 
     def __init__(self, ended: Mapping[JobId, Phase]) -> None:
@@ -284,21 +275,21 @@ class Admission:
         self._outside: dict[_Array, deque[JobId]] = {}
 
     def enter(self, spec: JobSpec) -> bool:
-        """Take in a job that was submitted; whether it may join the queue at once. Else `next_after` names it later."""
+        """Register a submitted job; whether it is admitted at once. Otherwise `next_after` returns it later."""
         for name in spec.after:
             if self._ended.get(name) is not Phase.FINISHED:
                 self._by_needed.setdefault(name, []).append(spec.id)
         return self.admits(spec)
 
     def restore(self, spec: JobSpec, phase: Phase) -> None:
-        """Take in a job as it stood when the books were closed; those that were not blocked come first."""
+        """Register a job of a restored state; jobs that are not blocked must come first."""
         if phase is Phase.BLOCKED:
             self.enter(spec)
         elif spec.at_most:
             self._inside.setdefault(_array(spec), set()).add(spec.id)
 
     def admits(self, spec: JobSpec) -> bool:
-        """Whether a job may join the queue now, taking a place in its array; where that is full, it stands in line."""
+        """Whether a job is admitted now; if its array is full, it is put in line."""
         if any(self._ended.get(name) is not Phase.FINISHED for name in spec.after):
             return False
         if not spec.at_most:
@@ -311,11 +302,11 @@ class Admission:
         return True
 
     def dependents(self, job: JobId) -> list[JobId]:
-        """Those that waited for a job that is over; they are named once."""
+        """Jobs that waited for a job that is over; returned once."""
         return self._by_needed.pop(job, [])
 
     def next_after(self, spec: JobSpec) -> Iterator[JobId]:
-        """Those that a job's end concerns: who waited for it, and who may take its place in its array."""
+        """Jobs to reconsider when a job is over: its dependents, and the next of its array."""
         yield from self.dependents(spec.id)
         if not spec.at_most:
             return

@@ -26,11 +26,10 @@ class Node:
     id: NodeId
     name: str
     banks: tuple[Bank, ...]
-    supplies: HostResources = UNKNOWN
+    resources: HostResources = UNKNOWN
     devices: range = field(init=False, compare=False, repr=False)  # every device of the node
 
     def __post_init__(self) -> None:
-        """Derive the node's own range once: it is asked for at every placement."""
         object.__setattr__(self, "devices", range(self.banks[0].devices.start, self.banks[-1].devices.stop))
 
 
@@ -45,18 +44,18 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Somebody else's hold on a device that a job runs on."""
+    """Another job that shares a device with the job in question."""
 
     spec: JobSpec
     fraction: float = 1.0
     batch_size: int = 0
     turn: int = 0
-    groups: tuple[tuple[Kind, int], ...] = ()  # all its devices, as in its own placement; empty: not told
+    groups: tuple[tuple[Kind, int], ...] = ()  # all its devices, as in its own placement; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What an allocation looks like to a rate model: devices of which kind on how many nodes, and who is beside it.
+    """An allocation as a rate model sees it: device types and counts per node, and the jobs beside it.
 
     ``groups`` has one (kind, count) per node and kind, in ascending order, so equal shapes are equal values.
     """
@@ -66,26 +65,24 @@ class Placement:
     batch_size: int = 0
     neighbours: tuple[Neighbour, ...] = ()
     turn: int = 0
-    beside: float = 0.0  # most that neighbours hold of one of the devices, where not all are on the same; else 0
+    beside: float = 0.0  # most that neighbours hold of one device, where they are on different devices; else 0
 
     @property
     def num_devices(self) -> int:
-        """How many devices take part."""
         groups = self.groups
         return groups[0][1] if len(groups) == 1 else sum([count for _, count in groups])
 
     @property
     def load(self) -> float:
-        """Sum of the fractions of everybody on the fullest of its devices: above 1.0 the share is virtual."""
+        """Sum of all fractions on the fullest of its devices; above 1.0 shares are virtual."""
         return self.fraction + (self.beside or sum([neighbour.fraction for neighbour in self.neighbours]))
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """The kinds that take part."""
         return frozenset(kind for kind, _ in self.groups)
 
     def among(self, others: Iterable[Mapping[JobId, Neighbour]]) -> Placement:
-        """The same with others beside it, as they are found on each of its devices in turn."""
+        """The same with neighbours, given for each of its devices in turn."""
         found: dict[JobId, Neighbour] = {}
         busiest = 0.0
         for there in others:
@@ -112,7 +109,6 @@ class Cluster:
     _whole: dict[tuple[Kind, int], Placement] = field(init=False, compare=False, repr=False)  # see `placement`
 
     def __post_init__(self) -> None:
-        """Check the numbering and derive the look-ups."""
         capacity: dict[Kind, int] = {}
         node_size: dict[Kind, int] = {}
         least_memory: dict[Kind, int] = {}
@@ -151,11 +147,9 @@ class Cluster:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Every kind, in the order of first appearance."""
         return tuple(self.capacity)
 
     def node_of(self, device: int) -> Node:
-        """The node that holds a device."""
         return self.nodes[bisect_right(self._firsts, device) - 1]
 
     def spot(self, device: int) -> tuple[Node, Bank]:
@@ -167,11 +161,9 @@ class Cluster:
         return node, next(bank for bank in banks if device in bank.devices)
 
     def bank_of(self, device: int) -> Bank:
-        """The bank that holds a device."""
         return self.spot(device)[1]
 
     def kind_of(self, device: int) -> Kind:
-        """The kind of a device."""
         return self.bank_of(device).kind
 
     def device_name(self, device: DeviceId) -> str:
@@ -180,7 +172,7 @@ class Cluster:
         return f"{node.name}:{device - node.devices.start}"
 
     def placement(self, allocation: Allocation) -> Placement:
-        """What an allocation looks like with nobody beside it."""
+        """An allocation as a rate model sees it, without neighbours."""
         shares = allocation.shares
         if len(shares) == 1:
             share = shares[0]
@@ -193,7 +185,7 @@ class Cluster:
         return Placement(self.groups_of(allocation), fraction, allocation.batch_size, turn=turn)
 
     def _on_one_node(self, kind: Kind, count: int, share: Share, batch_size: int) -> Placement:
-        """Nearly every allocation is whole devices of one node: those placements are made once and kept."""
+        """Nearly every allocation is whole devices of one node: those placements are cached."""
         if share.fraction != 1.0 or batch_size or share.turn:
             return Placement(((kind, count),), share.fraction, batch_size, turn=share.turn)
         placement = self._whole.get((kind, count))
@@ -214,18 +206,17 @@ class Cluster:
                 first = end
         return tuple(sorted([(kind, count) for (_, kind), count in counts.items()]))
 
-    def joined(self, name: str, banks: Iterable[tuple[str, int, int]], supplies: HostResources = UNKNOWN) -> Cluster:
+    def joined(self, name: str, banks: Iterable[tuple[str, int, int]], resources: HostResources = UNKNOWN) -> Cluster:
         """A cluster with one more node, of (kind, number of devices, memory of each) banks."""
         first = self.num_devices
         built: list[Bank] = []
         for kind, size, memory_bytes in banks:
             built.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
             first += size
-        node = Node(NodeId(len(self.nodes)), name, tuple(built), supplies)
+        node = Node(NodeId(len(self.nodes)), name, tuple(built), resources)
         return Cluster((*self.nodes, node), self.links)
 
-    def resupplied(self, node: NodeId, supplies: HostResources) -> Cluster:
-        """A cluster in which one node has other supplies."""
+    def with_resources(self, node: NodeId, resources: HostResources) -> Cluster:
         nodes = list(self.nodes)
-        nodes[node] = replace(nodes[node], supplies=supplies)
+        nodes[node] = replace(nodes[node], resources=resources)
         return Cluster(tuple(nodes), self.links)

@@ -22,15 +22,17 @@ def parse_bytes(value: object, where: str) -> int:
     elif isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) and match[2] in _BYTES:
         amount = float(match[1]) * _BYTES[match[2]]
     if not 0 <= amount <= _MOST_BYTES:
-        raise InputError(f"{value!r} is not an amount of memory", where=where, way_out="Write bytes, or such as 16GiB.")
+        raise InputError(
+            f"{value!r} is not an amount of memory", where=where, way_out="Write bytes, or for example 16GiB."
+        )
     return int(amount)
 
 
 def parse_cap(value: str, where: str) -> int:
-    """A cap on the memory of a device, 0 for none; so few bytes that only a unit can be missing are refused."""
+    """A cap on device memory, 0 for none; too few bytes are rejected, since a unit is probably missing."""
     cap = parse_bytes(value, where) if value else 0
     if 0 < cap < _LEAST_CAP:
-        raise InputError(f"{value!r} is {cap} bytes, which hold no job", where=where, way_out="Write such as 16GiB.")
+        raise InputError(f"{value!r} is only {cap} bytes", where=where, way_out="Add a unit, for example 16GiB.")
     return cap
 
 
@@ -43,6 +45,6 @@ def parse_seconds(value: object, where: str) -> float:
         amount = float(match[1]) * _SECONDS[match[2]]
     if not 0 <= amount <= _MOST_SECONDS:
         raise InputError(
-            f"{value!r} is not a length of time", where=where, way_out="Write seconds, or such as 90min or 2h."
+            f"{value!r} is not a duration", where=where, way_out="Write seconds, or for example 90min or 2h."
         )
     return float(amount)

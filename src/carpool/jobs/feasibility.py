@@ -50,18 +50,18 @@ def _check_supplies(spec: JobSpec, cluster: Cluster) -> None:
     nodes = [node for node in cluster.nodes if not spec.kinds or any(bank.kind in spec.kinds for bank in node.banks)]
     idle = Occupancy(cluster)
     shorts = [
-        short for node in nodes if (short := resource_shortage(node.supplies, HostResources(), spec.supplies_for(1)))
+        short for node in nodes if (short := resource_shortage(node.resources, HostResources(), spec.resources_for(1)))
     ]
-    if spec.asks_supplies and len(shorts) == len(nodes):
+    if spec.needs_host_resources and len(shorts) == len(nodes):
         raise InputError(
-            f"job {spec.id!r} needs {describe_resources(spec.supplies_for(1))} per device; the largest node has "
-            f"{describe_resources(max(node.supplies for node in nodes))}",
+            f"job {spec.id!r} needs {describe_resources(spec.resources_for(1))} per device; the largest node has "
+            f"{describe_resources(max(node.resources for node in nodes))}",
             way_out="Lower cpus, ram or disk, or remove them.",
         )
     most = sum(supported_devices(idle, spec))
     if most < spec.narrowest:
         raise InputError(
-            f"job {spec.id!r} needs {spec.narrowest} devices with {describe_resources(spec.supplies_for(1))} each; the "
-            f"nodes have enough for {most}",
+            f"job {spec.id!r} needs {spec.narrowest} devices with {describe_resources(spec.resources_for(1))} each; "
+            f"the nodes have enough for {most}",
             way_out="Lower cpus or ram, or devices or min_devices.",
         )

@@ -1,15 +1,15 @@
 """Elastic allocation: device counts that minimize weighted completion time, and resizing with few moves.
 
-When a job ends, the others inherit its devices. Let jobs be ordered by time left, the longest first, and let v_j be
-what one unit of job j's work costs all of them together. Because the longest i jobs, once alone, share the devices as
-if the others had never been, v_j does not depend on the shorter ones, and the costs follow one after another:
+When a job ends, the others inherit its devices. Let jobs be ordered by remaining time, the longest first, and let v_j
+be the cost of one unit of job j's work to all of them. Because the longest i jobs, once alone, share the devices as if
+the others had never existed, v_j does not depend on shorter jobs, and the costs follow one after another:
 
     max over Σ k_j = N of Σ_{j ≤ i} v_j · s_j(k_j)  =  w_1 + … + w_i        for every i,
 
-since the sum of weighted completion times falls by the weights of the jobs that are there in every second. With
+since the sum of weighted completion times falls by the weights of the active jobs every second. With
 F_i(m) the left side for m devices this is v_i = min over k of (w_1 + … + w_i − F_{i−1}(N − k)) / s_i(k). The devices
 then go where Σ v_j · s_j(k_j) is largest. For equal jobs with s(k) = k^p and equal weights that is heSRPT (Berg,
-Vesilo, Harchol-Balter 2020), which is optimal; for unlike speed tables it is the same argument, exact while the order
+Vesilo, Harchol-Balter 2020), which is optimal; for different speed tables the same argument is exact while the order
 holds.
 """
 
@@ -25,17 +25,17 @@ from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Kind
 from carpool.core.placement import consolidated, emptiest
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
-def elastic_counts(speeds: Sequence[Array], weights: Sequence[float], num_devices: int) -> list[int]:
-    """Devices for each job of a batch, ordered by time left, the longest first.
+def elastic_counts(speeds: Sequence[Floats], weights: Sequence[float], num_devices: int) -> list[int]:
+    """Device counts of a batch of jobs ordered by remaining time, the longest first.
 
-    ``speeds[j][k]`` is job j's rate on k devices, k = 0 … num_devices. Tables are taken as their least concave
-    majorant: a job is never left at a count that a mixture of two others would beat.
+    ``speeds[j][k]`` is job j's rate on k devices, k = 0 … num_devices. Each table is replaced by its least concave
+    majorant, so no job gets a count that a mixture of two others would beat.
     """
     best = np.zeros(num_devices + 1)  # F_{i-1}
-    gains: list[Array] = []
+    gains: list[Floats] = []
     total = 0.0
     for table, weight in zip(speeds, weights, strict=True):
         total += weight
@@ -49,20 +49,20 @@ def elastic_counts(speeds: Sequence[Array], weights: Sequence[float], num_device
 
 
 class DeviceSplit(NamedTuple):
-    """Devices for each job, and what a second of any allocation is worth: Σ v_j · s_j(k_j)."""
+    """Device counts of jobs, and the value of one second of any allocation: Σ v_j · s_j(k_j)."""
 
     counts: list[int]
     worth: list[float]  # v_j
 
-    def value(self, speeds: Sequence[Array], counts: Sequence[int]) -> float:
-        """What a second is worth in which the jobs hold so many devices."""
+    def value(self, speeds: Sequence[Floats], counts: Sequence[int]) -> float:
+        """Value of one second with these device counts."""
         return sum(v * float(table[k]) for v, table, k in zip(self.worth, speeds, counts, strict=True))
 
 
-def elastic_split(speeds: Sequence[Array], weights: Sequence[float], num_devices: int) -> DeviceSplit:
-    """As `shares`, on tables as they are: neither concave nor monotone, and nobody alternates between two counts.
+def elastic_split(speeds: Sequence[Floats], weights: Sequence[float], num_devices: int) -> DeviceSplit:
+    """Like `elastic_counts`, for tables as they are: neither concave nor monotone, no alternating between counts.
 
-    F_i(m) = max over k of F_{i−1}(m − k) + v_i · s_i(k) is a knapsack, so it costs devices² for each job.
+    F_i(m) = max over k of F_{i−1}(m − k) + v_i · s_i(k) is a knapsack of devices² steps per job.
     """
     best = np.zeros(num_devices + 1)  # F_{i-1}
     worth: list[float] = []
@@ -76,8 +76,8 @@ def elastic_split(speeds: Sequence[Array], weights: Sequence[float], num_devices
     return DeviceSplit(best_deal(speeds, worth, num_devices), worth)
 
 
-def best_deal(speeds: Sequence[Array], worth: Sequence[float], num_devices: int) -> list[int]:
-    """The numbers of devices for which Σ v_j · s_j(k_j) is largest; what does not help stays free."""
+def best_deal(speeds: Sequence[Floats], worth: Sequence[float], num_devices: int) -> list[int]:
+    """The device counts with the largest Σ v_j · s_j(k_j); devices that do not help stay free."""
     best = np.zeros(num_devices + 1)
     chosen: list[NDArray[np.intp]] = []
     for table, v in zip(speeds, worth, strict=True):
@@ -91,14 +91,14 @@ def best_deal(speeds: Sequence[Array], worth: Sequence[float], num_devices: int)
     return counts[::-1]
 
 
-def _options(best: Array, values: Array) -> Array:
-    """[m, k]: what m devices are worth when one more job has k of them and the others the rest."""
+def _options(best: Floats, values: Floats) -> Floats:
+    """[m, k]: value of m devices when one more job has k of them and the others the rest."""
     places = np.arange(len(best))
     left = places[:, None] - places[None, :]
     return np.where(left >= 0, best[np.maximum(left, 0)] + values[None, :], -np.inf)
 
 
-def concave(table: Array) -> Array:
+def concave(table: Floats) -> Floats:
     """The least concave function that is nowhere below a table."""
     corners = [0]
     for k in range(1, len(table)):
@@ -108,14 +108,14 @@ def concave(table: Array) -> Array:
     return np.interp(np.arange(len(table)), corners, table[corners])
 
 
-def _is_below(table: Array, left: int, middle: int, right: int) -> bool:
+def _is_below(table: Floats, left: int, middle: int, right: int) -> bool:
     """Whether a point lies on or under the line between its neighbours."""
     rise = (table[right] - table[left]) * (middle - left)
     return bool((table[middle] - table[left]) * (right - left) <= rise)
 
 
-def _largest(gains: Sequence[Array], num_devices: int) -> list[int]:
-    """How many of the largest gains are each job's; ties go to the shorter job, which ends sooner."""
+def _largest(gains: Sequence[Floats], num_devices: int) -> list[int]:
+    """How many of the largest gains belong to each job; ties go to the shorter job."""
     owner = np.concatenate([np.full(len(rows), job) for job, rows in enumerate(gains)])
     values = np.concatenate(gains)
     taken = np.lexsort((-owner, -values))[:num_devices]
@@ -124,10 +124,10 @@ def _largest(gains: Sequence[Array], num_devices: int) -> list[int]:
 
 
 def resize(draft: Draft, job: Job, kind: Kind, count: int) -> bool:
-    """Let a job hold `count` devices of one kind: it keeps what it has of it, gives up or takes the difference.
+    """Assign `count` devices of one type, keeping as many of the job's current devices as possible.
 
-    A job that grows stays where it is if its nodes have room, else it goes where the whole of it fits on one node (or
-    whole nodes), else it is spread over as few nodes as possible. False, with nothing changed, if there are too few.
+    A growing job stays if its nodes have room, else moves to one node (or whole nodes) that fits it, else is spread
+    over as few nodes as possible. False, with nothing changed, if there are too few devices.
     """
     held = draft.holding(job)
     mine: list[int] = [] if held is None else [d for d in held.devices() if draft.view.cluster.kind_of(d) == kind]
@@ -158,7 +158,7 @@ def resize(draft: Draft, job: Job, kind: Kind, count: int) -> bool:
 
 
 def _dense_first(draft: Draft, devices: list[int]) -> list[int]:
-    """Devices on the nodes where most of them are first, so that a shrinking job leaves nodes altogether."""
+    """Devices by node, fullest nodes first, so that a shrinking job leaves whole nodes."""
     nodes = {device: draft.view.cluster.node_of(device).id for device in devices}
     counts: dict[int, int] = {}
     for node in nodes.values():

@@ -19,9 +19,9 @@ from carpool.core.policy import Cadence, Policy
 
 @contextmanager
 def attribute_errors(policy: str, *, strictly: bool = False) -> Iterator[None]:
-    """Tell of what a policy from a file raised as that file's fault; `policy` is as it was written.
+    """Report an exception raised by a policy file as an InputError that names the file; `policy` is its text.
 
-    Strictly, only what came through the file itself is: around it, much else happens that may go wrong.
+    With `strictly`, only exceptions that passed through the file itself.
     """
     file, separator, _ = policy.partition(".py:")
     try:
@@ -41,7 +41,7 @@ def attribute_errors(policy: str, *, strictly: bool = False) -> Iterator[None]:
 
 
 class PolicyEntry(NamedTuple):
-    """Where a policy lives and what it does, in one line."""
+    """A policy's module and its one-line summary."""
 
     module: str
     summary: str
@@ -49,61 +49,68 @@ class PolicyEntry(NamedTuple):
 
 POLICIES: dict[str, PolicyEntry] = {
     "carpool": PolicyEntry(
-        "market.policy", "the default: every device goes where it saves most weighted completion time"
+        "market.policy", "default: each device goes to the job whose weighted completion time it shortens most"
     ),
     "antman": PolicyEntry(
-        "sharing.antman", "guaranteed jobs at full speed, opportunistic ones in the idle cycles (AntMan)"
+        "sharing.antman", "guaranteed jobs run at full speed, opportunistic jobs in their idle cycles (AntMan)"
     ),
     "competitive": PolicyEntry(
-        "sharing.competitive", "virtual shares of one device, searched, measured and kept if better"
+        "sharing.competitive", "jobs share a GPU; SM shares are searched, measured and kept if better"
     ),
     "iadeep": PolicyEntry(
-        "iadeep.policy", "jobs share where they add least time; all batch sizes tuned by measuring (IADeep)"
+        "iadeep.policy", "co-locates jobs where they slow each other least, tunes batch sizes online (IADeep)"
     ),
     "kernel-est": PolicyEntry(
-        "sharing.static_admission", "jobs share a device where SM and memory use predict little slowdown"
+        "sharing.static_admission", "co-locates jobs where SM and memory use predict little interference"
     ),
     "mps-equal": PolicyEntry(
-        "sharing.static_admission", "equal fixed slots on every device, first fit by memory, never moved"
+        "sharing.static_admission", "equal fixed MPS slots on every device, first fit by memory, no migration"
     ),
     "fifo": PolicyEntry(
-        "baselines.nonpreemptive", "in order of submission; the head of the queue blocks unless bypass=true"
+        "baselines.nonpreemptive", "first come, first served; the head of the queue blocks unless bypass=true"
     ),
     "sjf": PolicyEntry(
-        "baselines.nonpreemptive",
-        "shortest job first, without preemption; the head of the queue blocks unless bypass=true",
+        "baselines.nonpreemptive", "shortest job first, non-preemptive; the head of the queue blocks unless bypass=true"
     ),
-    "srtf": PolicyEntry("baselines.srtf", "shortest remaining time first; gangs, preemptive"),
-    "wsrtf": PolicyEntry("baselines.srtf", "least remaining time over weight first; gangs, preemptive"),
-    "las": PolicyEntry("baselines.las", "least attained service in queues (Tiresias-L); gangs, preemptive"),
+    "srtf": PolicyEntry("baselines.srtf", "shortest remaining time first; gang-scheduled, preemptive"),
+    "wsrtf": PolicyEntry("baselines.srtf", "shortest remaining time over weight first; gang-scheduled, preemptive"),
+    "las": PolicyEntry("baselines.las", "least attained service, in queues (Tiresias-L); gang-scheduled, preemptive"),
     "afs": PolicyEntry("baselines.afs", "elastic: the next device goes where it shortens completion times most (AFS)"),
-    "allox": PolicyEntry("baselines.allox", "matching of jobs to places on unlike devices by completion time (AlloX)"),
+    "allox": PolicyEntry(
+        "baselines.allox", "matches jobs to slots on heterogeneous devices by completion time (AlloX)"
+    ),
     "hare": PolicyEntry(
-        "hare.policy", "worths and prices from a relaxation; top jobs hold devices, others fill gaps (Hare)"
+        "hare.policy", "job values and device prices from an LP; top jobs hold devices, others fill gaps (Hare)"
     ),
-    "hare-literal": PolicyEntry("hare.literal", "the relaxation's order, each job on the first devices that are free"),
+    "hare-literal": PolicyEntry(
+        "hare.literal", "Hare as published: jobs in the LP's order, each on the first free devices"
+    ),
     "elastic": PolicyEntry(
-        "market.policy", "elastic: numbers and kinds of devices by weighted completion time (AFS, carried on)"
+        "market.policy", "elastic: device counts and types by weighted completion time (extends AFS)"
     ),
-    "loss-phase": PolicyEntry("loss_phase.policy", "elastic: devices by what each loss curve says is left to learn"),
+    "loss-phase": PolicyEntry(
+        "loss_phase.policy", "elastic: devices by the loss reduction that each loss curve still predicts"
+    ),
     "loss-phase-literal": PolicyEntry(
-        "loss_phase.literal", "two jobs: three quarters to the one whose loss falls less"
+        "loss_phase.literal", "two jobs: three quarters of the devices to the one whose loss falls more slowly"
     ),
     "optimus": PolicyEntry(
-        "baselines.optimus", "elastic: one device each, then one more where it saves most time (Optimus)"
+        "baselines.optimus", "elastic: one device per job, then one more where it saves most time (Optimus)"
     ),
-    "pollux": PolicyEntry("baselines.pollux", "elastic devices and batch sizes by goodput, mean of speed-ups (Pollux)"),
+    "pollux": PolicyEntry(
+        "baselines.pollux", "elastic device counts and batch sizes by goodput, maximizes mean speedup (Pollux)"
+    ),
     "sched-homo": PolicyEntry(
-        "baselines.nonpreemptive", "shortest over weight first with the speeds of all kinds averaged"
+        "baselines.nonpreemptive", "shortest time over weight first; takes all device types to be equally fast"
     ),
     "themis": PolicyEntry(
-        "baselines.themis", "devices go to the jobs that are treated worst (finish-time fairness), on leases"
+        "baselines.themis", "leases devices to the jobs with the worst finish-time fairness (Themis)"
     ),
     "gavel": PolicyEntry(
-        "gavel.policy", "shares of time over unlike kinds from a linear program: max-min, ftf, makespan, throughput"
+        "gavel.policy", "time shares of device types from an LP: max-min, ftf, makespan, throughput (Gavel)"
     ),
     "gavel-fifo": PolicyEntry(
-        "gavel.fifo", "in order of submission, each on the fastest kind with room; jobs may move"
+        "gavel.fifo", "first come, first served on the fastest free device type; jobs may migrate"
     ),
 }
 
@@ -112,7 +119,7 @@ _P = TypeVar("_P", bound=type[Policy])
 
 
 def register(name: str) -> Callable[[_P], _P]:
-    """Class decorator: file a policy under a name (which the static table must list too)."""
+    """Class decorator: register a policy under a name that `POLICIES` lists too."""
 
     def file(policy: _P) -> _P:
         _registered[name] = policy
@@ -122,14 +129,14 @@ def register(name: str) -> Callable[[_P], _P]:
 
 
 def registered() -> dict[str, type[Policy]]:
-    """Import every policy of the static table; what the decorators filed."""
+    """Import every policy of the table; their classes by name."""
     for listing in POLICIES.values():
         importlib.import_module(f"carpool.policies.{listing.module}")
     return dict(_registered)
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The policy class filed under a name."""
+    """The policy class registered under a name."""
     listing = POLICIES.get(name)
     if listing is None:
         raise UnknownName("policy", name, POLICIES)
@@ -200,14 +207,14 @@ def _convert(hint: Any, value: str, where: str) -> Any:
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         return tuple(_convert(item, part, where) for part in value.split("/") if part)
-    raise InputError(f"a parameter of type {hint} cannot be given as text", where=where)
+    raise InputError(f"a parameter of type {hint} cannot be set on the command line", where=where)
 
 
 def _from_file(path: Path, name: str) -> type[Policy]:
     """A policy class from a Python file outside the package."""
     if not path.is_file():
         raise InputError(
-            f"there is no file {str(path)!r}", way_out="Give the path of a Python file with a policy in it."
+            f"policy file {str(path)!r} does not exist", way_out="Give the path of a Python file that defines a policy."
         )
     spec = importlib.util.spec_from_file_location(f"carpool_policy_{path.stem}", path)
     assert spec is not None
@@ -220,7 +227,7 @@ def _from_file(path: Path, name: str) -> type[Policy]:
         raise InputError(
             f"cannot be imported: {type(error).__name__}: {error}",
             where=str(path),
-            way_out=f"Mend it until `python {path.name}` runs.",
+            way_out=f"Fix it until `python {path.name}` runs.",
         ) from error
     known = {
         key: value
@@ -231,8 +238,8 @@ def _from_file(path: Path, name: str) -> type[Policy]:
         raise UnknownName("policy class", name, known, where=str(path))
     if not is_dataclass(known[name]):
         raise InputError(
-            f"class {name} is no dataclass, so that its parameters cannot be found",
+            f"class {name} is not a dataclass, so its parameters are unknown",
             where=str(path),
-            way_out="Write @dataclass(frozen=True, slots=True) above it, and its parameters as fields.",
+            way_out="Decorate it with @dataclass(frozen=True, slots=True) and declare its parameters as fields.",
         )
     return known[name]

@@ -2,9 +2,8 @@
 
     log seconds = w · (1, is a start, is a cold one, kind, log state, log devices before and after) + own(model) + noise
 
-A Bayesian linear regression (Bishop, "Pattern Recognition and Machine Learning", section 3.3) with unit noise variance
-scaled by what is left over: exact, closed, and sober while there are few moves. `own` is shrunk towards 0, so that a
-model that was never moved is answered as the others were.
+A Bayesian linear regression (Bishop, "Pattern Recognition and Machine Learning", section 3.3), in closed form and
+robust with few moves. `own` is shrunk towards 0, so a model that never moved is predicted like the others.
 """
 
 from __future__ import annotations
@@ -40,52 +39,51 @@ from carpool.core.model import Allocation, JobId, JobSpec
 Floats = NDArray[np.float64]
 
 _SCHEMA = 1
-_KEPT = 500  # moves that are remembered: machines and software change
-_LEAST_S = 1e-4  # a move that takes less counts as so much
-_STATE = 1e8  # bytes of state that make a difference
-_LEVEL, _BY_START, _BY_KIND, _BY_TRAIT, _BY_MODEL = 4.0, 2.0, 0.5, 0.5, 0.5  # how far, in logarithms, these may matter
-_NOISE = 0.5  # spread of the logarithm that is expected of one move, worth this many moves:
+_KEPT = 500  # moves remembered: machines and software change
+_LEAST_S = 1e-4  # least duration of a move
+_STATE = 1e8  # bytes of state from which it matters
+_LEVEL, _BY_START, _BY_KIND, _BY_TRAIT, _BY_MODEL = 4.0, 2.0, 0.5, 0.5, 0.5  # prior standard deviations, in logarithms
+_NOISE = 0.5  # expected spread of the logarithm of one move, worth this many moves:
 _NOISE_COUNT = 2.0
 
 
 class MoveKind(StrEnum):
-    """What changes."""
+    """What a move changes."""
 
-    START = "start"  # from nothing to devices
+    START = "start"  # from no devices
     GROW = "grow"
     SHRINK = "shrink"
-    PLACE = "place"  # as many devices, but others
-    SETTING = "setting"  # the same devices, in another share, turn or batch
+    PLACE = "place"  # other devices, equally many
+    SETTING = "setting"  # the same devices, another share, turn or batch size
 
 
 _KINDS = tuple(MoveKind)
 
 
 class Move(NamedTuple):
-    """One change of what a job holds."""
+    """One change of a job's allocation."""
 
     kind: MoveKind
     model: str = ""
-    state_bytes: float = 0.0  # that each device has to be given; 0: unknown
+    state_bytes: float = 0.0  # per device; 0: unknown
     before: int = 0  # devices
     after: int = 1
-    is_warm: bool = False  # whether it has run before, so that its state and its processes may still be at hand
+    is_warm: bool = False  # whether it has run before, so state and processes may still exist
 
 
 class MoveCost:
-    """Learns from moves and the seconds they took, and predicts those of any other."""
+    """Predicts the seconds of a move, from measured moves."""
 
     def __init__(self, prior_s: float = 0.1) -> None:
-        self.prior_s = prior_s  # what a move is expected to take before any was seen
+        self.prior_s = prior_s  # expected duration before any move was seen
 
     def fit(self, moves: Sequence[Move], seconds: Sequence[float]) -> MoveCost:
-        """Learn from scratch."""
         self.moves_: list[Move] = []
         self.seconds_: list[float] = []
         return self.update(moves, seconds)
 
     def update(self, moves: Sequence[Move], seconds: Sequence[float]) -> MoveCost:
-        """Learn from more moves: the same as having fitted them all at once."""
+        """Learn from more moves; equal to fitting all at once."""
         if not hasattr(self, "moves_"):
             return self.fit(moves, seconds)
         if len(moves) != len(seconds) or min(seconds, default=0.0) < 0.0:
@@ -97,11 +95,10 @@ class MoveCost:
 
     @property
     def num_moves(self) -> int:
-        """How many moves it remembers."""
         return len(getattr(self, "moves_", ()))
 
     def predict(self, moves: Sequence[Move]) -> list[Estimate]:
-        """Seconds of standstill: the median, and a spread of the first order."""
+        """Median seconds of standstill, with a first-order spread."""
         if not self.num_moves:
             return [Estimate(self.prior_s, self.prior_s) for _ in moves]
         if self._learned is None:
@@ -110,13 +107,11 @@ class MoveCost:
 
     # --------------------------------------------------------------------------------------------------------- files
     def save(self, path: str | Path) -> None:
-        """Keep every move; what is loaded answers the same."""
         seen = {"moves": getattr(self, "moves_", []), "seconds": getattr(self, "seconds_", [])}
         Path(path).write_text(json.dumps({"schema": _SCHEMA, "prior_s": self.prior_s, **seen}), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> MoveCost:
-        """What `save` kept."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
             moves = [Move(MoveKind(kind), *others) for kind, *others in document["moves"]]
@@ -127,25 +122,24 @@ class MoveCost:
 
 
 class _Learned:
-    """The weights, and how sure they are."""
+    """The weights and their covariance."""
 
     def __init__(self, moves: Sequence[Move], seconds: Sequence[float], expected: float) -> None:
         self._expected = expected
         self._models = {model: place for place, model in enumerate(dict.fromkeys(move.model for move in moves))}
         rows = np.array([self._row(move) for move in moves])
-        heard = np.log(np.maximum(seconds, _LEAST_S)) - expected
+        observed = np.log(np.maximum(seconds, _LEAST_S)) - expected
         prior = np.array([_LEVEL, _BY_START, _BY_START, *[_BY_KIND] * len(_KINDS), *[_BY_TRAIT] * 3])
         prior = np.concatenate([prior, np.full(len(self._models), _BY_MODEL)])
         self._variance = _NOISE**2
         for _ in range(3):  # the noise and the weights depend on each other
             precision = rows.T @ rows / self._variance + np.diag(prior**-2)
             self._covariance = np.linalg.inv(precision)
-            self._weights = self._covariance @ rows.T @ heard / self._variance
-            left = float(np.sum((heard - rows @ self._weights) ** 2))
+            self._weights = self._covariance @ rows.T @ observed / self._variance
+            left = float(np.sum((observed - rows @ self._weights) ** 2))
             self._variance = (left + _NOISE_COUNT * _NOISE**2) / (len(moves) + _NOISE_COUNT)
 
     def answer(self, move: Move) -> Estimate:
-        """Median and spread."""
         row = self._row(move)
         spread = sqrt(float(row @ self._covariance @ row) + self._variance)
         if move.model not in self._models:
@@ -167,24 +161,24 @@ _STOPPED = (ReleaseApplied, JobCrashed, JobPaused)
 
 @dataclass(slots=True)
 class _Course:
-    """Where a job stands, as far as records tell."""
+    """A job's state, as far as records tell."""
 
     spec: JobSpec
     held: Allocation | None = None
     has_run: bool = False
-    at: float = 0.0  # when `done` and `rate` were true
+    at: float = 0.0  # instant of `done` and `rate`
     done: float = 0.0
-    rate: float = 0.0  # 0: it stands still
-    move: Move | None = None  # ordered and not yet in effect
-    is_clear: bool = True  # whether only one order is on its way
+    rate: float = 0.0  # 0: stopped
+    move: Move | None = None  # ordered and not yet applied
+    is_clear: bool = True  # whether only one order is pending
 
 
 class MoveCostObserver:
-    """An observer that learns what moves cost. Estimators own one, and answer `move_s` from it.
+    """Observer that learns the cost of moves; estimators own one and answer `move_s` from it.
 
-    Standstill = seconds since the job was last known to work - work done since then / its rate: a job that goes on
-    while its new devices are made ready loses only what it really lost. Where a second order followed before the first
-    took effect nothing is learned.
+    Standstill = seconds since the last known progress - work done since then / rate, so a job that continues while
+    its new devices are prepared is charged only what it lost. Where a second order followed before the first was
+    applied, nothing is learned.
     """
 
     def __init__(self, cost: MoveCost | None = None) -> None:
@@ -192,7 +186,7 @@ class MoveCostObserver:
         self._courses: dict[JobId, _Course] = {}
 
     def move_s(self, spec: JobSpec) -> float | None:
-        """Seconds that a change of devices is believed to cost a running job; None before any was seen."""
+        """Estimated seconds that a change of devices costs a running job; None before any was seen."""
         if not self.cost.num_moves:
             return None
         width = spec.devices
@@ -200,7 +194,6 @@ class MoveCostObserver:
         return self.cost.predict([move])[0].mean
 
     def record(self, record: Record) -> None:
-        """Follow one call of `Scheduler.handle`."""
         ignored = set(map(id, record.ignored))
         for fact in record.facts:
             if id(fact) not in ignored:
@@ -235,13 +228,13 @@ class MoveCostObserver:
 
 
 def _order(course: _Course, at: float, allocation: Allocation | None) -> None:
-    """A plan gives a job something else, or takes it off."""
+    """Record that a plan changes or releases a job."""
     if allocation is None:
         course.held, course.move = None, None
         return
     course.is_clear = course.move is None
     if course.rate == 0.0:
-        course.at = at  # it stood still anyway until now
+        course.at = at  # it was stopped until now anyway
     course.move = _move(course, allocation)
     course.held = allocation
 

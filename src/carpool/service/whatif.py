@@ -72,7 +72,7 @@ class WhatIfPlanner:
                 self._load_profiles(jobs),
                 left=remaining,
                 draws=max(1, min(_MAX_DRAWS, _MAX_SIMULATED // len(jobs))),
-                supplies=self._service.cluster.nodes[-1].supplies,
+                supplies=self._service.cluster.nodes[-1].resources,
             )
         requested = {job.spec.id for job in new}
         kept = tuple(job for job in forecast.jobs if job.account.spec.id in requested)

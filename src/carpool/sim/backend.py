@@ -28,7 +28,7 @@ _NEVER_RAN = (0.0, 0)
 
 
 class RunningJob:
-    """One job on its devices: how far it is, how fast it goes, and what will happen to it next."""
+    """A job on its devices: progress, rate, and its next event."""
 
     __slots__ = (
         "allocation",
@@ -51,23 +51,23 @@ class RunningJob:
         self.done = done  # at `since`
         self.since = 0.0
         self.rate = 0.0
-        self.is_paced = False  # whether the world has said how fast it goes since it got ready
+        self.is_paced = False  # whether it has a rate since it got ready
         self.goal: float | None = None  # work done when its next event is due; None: that event is only a report
         self.generation = 0
         self.allocation: Allocation | None = None
         self.placement: Placement | None = None
         self.ready_at = 0.0  # end of the standstill after the last order
-        self.version = 0  # of its next event: older ones were overtaken
+        self.version = 0  # of its next event; older ones are void
 
     def settle(self, at: float) -> None:
-        """Bring `done` up to now."""
+        """Update `done` to now."""
         if self.rate:
             self.done = min(self.work, self.done + self.rate * (at - self.since))
         self.since = at
 
 
 class SimulatedBackend:
-    """Carries out orders on a cluster inside a world. Implements the Backend port."""
+    """Executes orders on a cluster inside a world."""
 
     def __init__(
         self,
@@ -81,24 +81,26 @@ class SimulatedBackend:
         self._cluster = cluster
         self._world = world
         self._timeline = timeline
-        self._sharing = sharing  # whether devices may have several residents, so that neighbours matter
+        self._sharing = sharing  # whether devices may have several residents
         self._report_every_s = report_every_s
         self._specs: dict[JobId, JobSpec] = {}
-        self._stints: dict[JobId, RunningJob] = {}
-        self._away: dict[JobId, tuple[float, int]] = {}  # off their devices: work done, generation of the last order
+        self._running: dict[JobId, RunningJob] = {}
+        self._released: dict[
+            JobId, tuple[float, int]
+        ] = {}  # jobs without devices: work done, generation of the last order
         self._on_device: dict[int, dict[JobId, RunningJob]] = {}
 
     def busy(self) -> list[JobId]:
-        """Jobs on devices, in order of their start."""
-        return list(self._stints)
+        """Running jobs, in order of their start."""
+        return list(self._running)
 
     def introduce(self, spec: JobSpec) -> None:
-        """Make a job known before it can be assigned."""
+        """Register a job before it can be assigned."""
         self._specs[spec.id] = spec
 
     # ----------------------------------------------------------------------------------------------- backend port
     def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
-        """Carry orders out; facts that hold at once."""
+        """Execute orders; returns the facts that hold at once."""
         facts: list[Fact] = []
         disturbed: dict[JobId, RunningJob] = {}
         for order in orders:
@@ -106,209 +108,211 @@ class SimulatedBackend:
                 self._assign(at, order, facts, disturbed)
             elif type(order) is Release:
                 self._release(at, order, facts, disturbed)
-        for stint in disturbed.values():
-            fact = self._repace(at, stint)
+        for running in disturbed.values():
+            fact = self._repace(at, running)
             if fact is not None:
                 facts.append(fact)
         for order in orders:
-            if type(order) is Assign and isinstance(order.purpose, Probe) and order.job in self._stints:
-                facts += self._probed(self._stints[order.job])
+            if type(order) is Assign and isinstance(order.purpose, Probe) and order.job in self._running:
+                facts += self._probed(self._running[order.job])
         return facts
 
     def crash(self, at: float, job: JobId, error: str) -> Fact | None:
-        """Let a running job crash; None when it is not running."""
-        stint = self._stints.get(job)
-        if stint is None:
+        """Crash a running job; None when it is not running."""
+        running = self._running.get(job)
+        if running is None:
             return None
         disturbed: dict[JobId, RunningJob] = {}
-        self._stop(at, stint, disturbed)
-        stint.done = self._world.kept(stint.spec, stint.done)
-        self._away[job] = stint.done, stint.generation
+        self._stop(at, running, disturbed)
+        running.done = self._world.checkpointed(running.spec, running.done)
+        self._released[job] = running.done, running.generation
         for other in disturbed.values():
-            self._tell(at, self._repace(at, other))
-        return JobCrashed(job, stint.generation, stint.done, error)
+            self._emit(at, self._repace(at, other))
+        return JobCrashed(job, running.generation, running.done, error)
 
     def roll_back(self, at: float, devices: range) -> None:
-        """Jobs on lost devices fall back to their last checkpoint; their release will be ordered."""
-        for stint in list(self._stints.values()):
-            assert stint.allocation is not None
-            if any(s.devices.start < devices.stop and devices.start < s.devices.stop for s in stint.allocation.shares):
-                stint.settle(at)
-                stint.done = self._world.kept(stint.spec, stint.done)
-                stint.rate = 0.0
-                stint.is_paced = False
-                stint.version += 1
+        """Reset jobs on lost devices to their last checkpoint; their release will be ordered."""
+        for running in list(self._running.values()):
+            assert running.allocation is not None
+            if any(
+                s.devices.start < devices.stop and devices.start < s.devices.stop for s in running.allocation.shares
+            ):
+                running.settle(at)
+                running.done = self._world.checkpointed(running.spec, running.done)
+                running.rate = 0.0
+                running.is_paced = False
+                running.version += 1
 
     # --------------------------------------------------------------------------------------------------- orders
     def _assign(self, at: float, order: Assign, facts: list[Fact], disturbed: dict[JobId, RunningJob]) -> None:
         job = order.job
-        stint = self._stints.get(job)
+        running = self._running.get(job)
         spec = self._specs.get(job)
         if spec is None:
-            return  # over since: the terminal fact is on its way and wins
-        if stint is None:
+            return  # already over: its terminal fact wins
+        if running is None:
             before = None
-            done, newest = self._away.get(job, _NEVER_RAN)
+            done, newest = self._released.get(job, _NEVER_RAN)
             if order.generation < newest:
-                return  # overtaken on the way
-            self._away.pop(job, None)
-            stint = RunningJob(spec, self._world.work(spec), done)
-            self._stints[job] = stint
-        elif order.generation <= stint.generation:
-            if order.generation == stint.generation and stint.is_paced:  # said twice: it holds already
-                stint.settle(at)
-                facts.append(AssignApplied(job, order.generation, stint.done))
+                return  # outdated
+            self._released.pop(job, None)
+            running = RunningJob(spec, self._world.work(spec), done)
+            self._running[job] = running
+        elif order.generation <= running.generation:
+            if order.generation == running.generation and running.is_paced:  # repeated: already applied
+                running.settle(at)
+                facts.append(AssignApplied(job, order.generation, running.done))
             return
         else:
-            before = stint.placement
-            self._leave(stint, disturbed)
-            stint.settle(at)
-        moved = stint.allocation is None or not stint.allocation.same_devices(order.allocation)
-        stint.allocation = order.allocation
-        stint.generation = order.generation
-        stint.placement = self._enter(stint, disturbed)
-        stint.since = at
-        if moved and before is not None and before.groups == stint.placement.groups:
-            before = stint.placement  # other devices of the same shape, whatever else changes
-        ready_at = at + self._world.price(spec, before, stint.placement)
+            before = running.placement
+            self._leave(running, disturbed)
+            running.settle(at)
+        moved = running.allocation is None or not running.allocation.same_devices(order.allocation)
+        running.allocation = order.allocation
+        running.generation = order.generation
+        running.placement = self._enter(running, disturbed)
+        running.since = at
+        if moved and before is not None and before.groups == running.placement.groups:
+            before = running.placement  # other devices of the same shape, whatever else changes
+        ready_at = at + self._world.change_s(spec, before, running.placement)
         if not moved:
-            ready_at = max(ready_at, stint.ready_at)  # a smaller change does not end a standstill early
+            ready_at = max(ready_at, running.ready_at)  # a smaller change does not end a standstill early
         if ready_at > at:
-            stint.rate = 0.0
-            stint.is_paced = False
-            stint.goal = None
-            stint.ready_at = ready_at
-            self._schedule(stint, ready_at)
+            running.rate = 0.0
+            running.is_paced = False
+            running.goal = None
+            running.ready_at = ready_at
+            self._schedule(running, ready_at)
             return
-        stint.ready_at = at
-        facts.append(AssignApplied(job, order.generation, stint.done))
-        disturbed[job] = stint
+        running.ready_at = at
+        facts.append(AssignApplied(job, order.generation, running.done))
+        disturbed[job] = running
 
     def _release(self, at: float, order: Release, facts: list[Fact], disturbed: dict[JobId, RunningJob]) -> None:
-        stint = self._stints.get(order.job)
-        if stint is None:
-            done, newest = self._away.get(order.job, _NEVER_RAN)
+        running = self._running.get(order.job)
+        if running is None:
+            done, newest = self._released.get(order.job, _NEVER_RAN)
             if order.job in self._specs and order.generation >= newest:
-                self._away[order.job] = done, order.generation
+                self._released[order.job] = done, order.generation
                 facts.append(ReleaseApplied(order.job, order.generation, done))
             return
-        if order.generation < stint.generation:
-            return  # overtaken on the way
-        self._stop(at, stint, disturbed)
-        self._away[order.job] = stint.done, order.generation
-        facts.append(ReleaseApplied(order.job, order.generation, stint.done))
+        if order.generation < running.generation:
+            return  # outdated
+        self._stop(at, running, disturbed)
+        self._released[order.job] = running.done, order.generation
+        facts.append(ReleaseApplied(order.job, order.generation, running.done))
 
-    def _stop(self, at: float, stint: RunningJob, disturbed: dict[JobId, RunningJob]) -> None:
-        """Take a job off its devices with its work settled; its pending event is overtaken."""
-        stint.settle(at)
-        stint.rate = 0.0
-        stint.version += 1
-        self._leave(stint, disturbed)
-        disturbed.pop(stint.spec.id, None)
-        del self._stints[stint.spec.id]
+    def _stop(self, at: float, running: RunningJob, disturbed: dict[JobId, RunningJob]) -> None:
+        """Take a job off its devices; its pending event becomes void."""
+        running.settle(at)
+        running.rate = 0.0
+        running.version += 1
+        self._leave(running, disturbed)
+        disturbed.pop(running.spec.id, None)
+        del self._running[running.spec.id]
 
     # ---------------------------------------------------------------------------------------------------- events
-    def _schedule(self, stint: RunningJob, at: float) -> None:
-        stint.version += 1
-        self._timeline.add(at, MACHINES, partial(self._reach, stint, stint.version))
+    def _schedule(self, running: RunningJob, at: float) -> None:
+        running.version += 1
+        self._timeline.add(at, MACHINES, partial(self._reach, running, running.version))
 
-    def _tell(self, at: float, fact: Fact | None) -> None:
-        """Let a fact follow in the same instant."""
+    def _emit(self, at: float, fact: Fact | None) -> None:
+        """Add a fact at the same instant."""
         if fact is not None:
             self._timeline.add(at, MACHINES, lambda _: fact)
 
-    def _reach(self, stint: RunningJob, version: int, at: float) -> Fact | None:
-        """A stint's next event is due: it gets ready, changes its pace, reports, or finishes."""
-        if version != stint.version:
+    def _reach(self, running: RunningJob, version: int, at: float) -> Fact | None:
+        """Handle a job's next event: ready, new rate, report, or finish."""
+        if version != running.version:
             return None
-        if not stint.is_paced:
-            self._repace(at, stint)
-            if self._sharing:  # neighbours may have come or gone since the rate was believed
-                self._tell(at, self._report(stint))
-            return AssignApplied(stint.spec.id, stint.generation, stint.done)
-        stint.settle(at)
-        if stint.goal is not None and stint.goal > stint.done:
-            stint.done = stint.goal  # far from 0 a sum of times may fall short of it by more than any tolerance
-        if stint.done >= stint.work:
-            return self._finish(at, stint)
-        return self._repace(at, stint) or self._report(stint)
+        if not running.is_paced:
+            self._repace(at, running)
+            if self._sharing:  # neighbours may have changed since the estimate
+                self._emit(at, self._report(running))
+            return AssignApplied(running.spec.id, running.generation, running.done)
+        running.settle(at)
+        if running.goal is not None and running.goal > running.done:
+            running.done = running.goal  # a sum of large times may round below it
+        if running.done >= running.work:
+            return self._finish(at, running)
+        return self._repace(at, running) or self._report(running)
 
-    def _finish(self, at: float, stint: RunningJob) -> Fact:
+    def _finish(self, at: float, running: RunningJob) -> Fact:
         disturbed: dict[JobId, RunningJob] = {}
-        self._stop(at, stint, disturbed)
-        del self._specs[stint.spec.id]
+        self._stop(at, running, disturbed)
+        del self._specs[running.spec.id]
         for other in disturbed.values():
-            self._tell(at, self._repace(at, other))
-        return JobFinished(stint.spec.id, stint.generation)
+            self._emit(at, self._repace(at, other))
+        return JobFinished(running.spec.id, running.generation)
 
-    def _repace(self, at: float, stint: RunningJob) -> Fact | None:
-        """Set the rate from the world and schedule what comes next; a report when a running job's rate has changed."""
-        stint.settle(at)
-        if stint.ready_at > at:
+    def _repace(self, at: float, running: RunningJob) -> Fact | None:
+        """Set the rate from the world and schedule the next event; returns a report if the rate changed."""
+        running.settle(at)
+        if running.ready_at > at:
             return None
         if self._sharing:
-            stint.placement = self._describe(stint)
-        assert stint.placement is not None
-        pace = self._world.pace(stint.spec, stint.done, stint.placement)
-        changed = stint.is_paced and stint.rate != pace.rate
-        stint.is_paced = True
-        stint.rate = pace.rate
-        stint.goal = stint.work if stint.work < pace.until else pace.until
-        left = stint.goal - stint.done
+            running.placement = self._describe(running)
+        assert running.placement is not None
+        pace = self._world.pace(running.spec, running.done, running.placement)
+        changed = running.is_paced and running.rate != pace.rate
+        running.is_paced = True
+        running.rate = pace.rate
+        running.goal = running.work if running.work < pace.until else pace.until
+        left = running.goal - running.done
         next_s = inf if left > 0.0 else 0.0
         if pace.rate > 0.0 and left > 0.0:
             next_s = left / pace.rate
         if 0.0 < self._report_every_s < next_s:
             next_s = self._report_every_s
-            stint.goal = None
+            running.goal = None
         if next_s < inf:
-            self._schedule(stint, at + next_s)
+            self._schedule(running, at + next_s)
         else:
-            stint.version += 1  # nothing will happen by itself: what was expected before is off
-        return self._report(stint) if changed else None
+            running.version += 1  # no next event: void the pending one
+        return self._report(running) if changed else None
 
-    def _report(self, stint: RunningJob) -> Fact:
-        assert stint.placement is not None
-        signs = self._world.signs(stint.spec, stint.done, stint.placement)
-        return ProgressReported(stint.spec.id, stint.generation, stint.done, stint.rate, *signs)
+    def _report(self, running: RunningJob) -> Fact:
+        assert running.placement is not None
+        signals = self._world.signals(running.spec, running.done, running.placement)
+        return ProgressReported(running.spec.id, running.generation, running.done, running.rate, *signals)
 
-    def _probed(self, stint: RunningJob) -> list[Fact]:
-        """What a probe measures while the neighbours stand still, and the rate beside them; it takes no time here."""
-        if not stint.is_paced or stint.placement is None:
-            return []  # it is not there yet, and is not measured
-        quiet = replace(stint.placement, neighbours=(), beside=0.0)
-        rate = self._world.pace(stint.spec, stint.done, quiet).rate
+    def _probed(self, running: RunningJob) -> list[Fact]:
+        """The rate measured alone by a probe, and the shared rate; takes no simulated time."""
+        if not running.is_paced or running.placement is None:
+            return []  # not started yet
+        quiet = replace(running.placement, neighbours=(), beside=0.0)
+        rate = self._world.pace(running.spec, running.done, quiet).rate
         return [
-            ProgressReported(stint.spec.id, stint.generation, stint.done, rate, alone=True),
-            self._report(stint),
+            ProgressReported(running.spec.id, running.generation, running.done, rate, alone=True),
+            self._report(running),
         ]
 
     # ------------------------------------------------------------------------------------------------ neighbours
-    def _enter(self, stint: RunningJob, disturbed: dict[JobId, RunningJob]) -> Placement:
-        assert stint.allocation is not None
+    def _enter(self, running: RunningJob, disturbed: dict[JobId, RunningJob]) -> Placement:
+        assert running.allocation is not None
         if self._sharing:
-            for device in stint.allocation.devices():
+            for device in running.allocation.devices():
                 beside = self._on_device.setdefault(device, {})
                 disturbed.update(beside)
-                beside[stint.spec.id] = stint
-        return self._describe(stint)
+                beside[running.spec.id] = running
+        return self._describe(running)
 
-    def _leave(self, stint: RunningJob, disturbed: dict[JobId, RunningJob]) -> None:
+    def _leave(self, running: RunningJob, disturbed: dict[JobId, RunningJob]) -> None:
         if not self._sharing:
             return
-        assert stint.allocation is not None
-        for device in stint.allocation.devices():
+        assert running.allocation is not None
+        for device in running.allocation.devices():
             beside = self._on_device[device]
-            del beside[stint.spec.id]
+            del beside[running.spec.id]
             disturbed.update(beside)
 
-    def _describe(self, stint: RunningJob) -> Placement:
-        allocation = stint.allocation
+    def _describe(self, running: RunningJob) -> Placement:
+        allocation = running.allocation
         assert allocation is not None
         alone = self._cluster.placement(allocation)
         if not self._sharing:
             return alone
-        own = stint.spec.id
+        own = running.spec.id
         return alone.among(
             [
                 {job: _neighbour(other, device) for job, other in self._on_device[device].items() if job != own}
@@ -317,9 +321,9 @@ class SimulatedBackend:
         )
 
 
-def _neighbour(stint: RunningJob, device: DeviceId) -> Neighbour:
-    assert stint.allocation is not None
-    assert stint.placement is not None
-    shares = stint.allocation.shares
+def _neighbour(running: RunningJob, device: DeviceId) -> Neighbour:
+    assert running.allocation is not None
+    assert running.placement is not None
+    shares = running.allocation.shares
     share = shares[0] if len(shares) == 1 else next(share for share in shares if device in share.devices)
-    return Neighbour(stint.spec, share.fraction, stint.allocation.batch_size, share.turn, stint.placement.groups)
+    return Neighbour(running.spec, share.fraction, running.allocation.batch_size, share.turn, running.placement.groups)

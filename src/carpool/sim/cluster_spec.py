@@ -19,14 +19,14 @@ _MOST_DEVICES = 10_000_000
 
 
 def parse_cluster(text: str) -> Cluster:
-    """The cluster a text or a TOML file describes."""
+    """The cluster described by a text or a TOML file."""
     if text.endswith(".toml"):
         return read_cluster(Path(text))
     groups: list[tuple[int, int, str]] = []
     for part in text.split(","):
         match = _GROUP.fullmatch(part.strip())
         if match is None:
-            raise InputError(f"{part!r} in cluster {text!r} is not understood", way_out=_GRAMMAR)
+            raise InputError(f"{part!r} in cluster {text!r} is not NODESxDEVICESxKIND", way_out=_GRAMMAR)
         num_nodes, size = int(match[1]), int(match[2])
         if not num_nodes or not size:
             raise InputError(
@@ -48,7 +48,7 @@ def read_cluster(path: Path) -> Cluster:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out=_GRAMMAR) from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Mend that line.") from None
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
     _known(data, {"node", "link"}, str(path))
     nodes: list[Node] = []
     for index, table in enumerate(_tables(data, "node", str(path))):
@@ -58,7 +58,7 @@ def read_cluster(path: Path) -> Cluster:
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"two nodes are named {twice!r}", where=str(path), way_out="Give each a name of its own.")
+        raise InputError(f"two nodes are named {twice!r}", where=str(path), way_out="Give every node a different name.")
     links = tuple(
         _link(table, names, f"{path}: link {index + 1}") for index, table in enumerate(_tables(data, "link", str(path)))
     )
@@ -111,7 +111,6 @@ def _link(table: dict[str, Any], names: list[str], where: str) -> Link:
 
 
 def _tables(table: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
-    """The [[key]] tables of a table."""
     rows = table.get(key, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or (key == "bank" and not rows):
         raise InputError(f"{key} is {rows!r}", where=where, way_out=f"Write it as [[{key}]] tables.")

@@ -29,14 +29,13 @@ from carpool.sim.traces.reader import read_trace
 from carpool.sim.traces.trace import DroppedRow, WorkUnit, check_capacity
 from carpool.sim.traces.writer import atomic_writer
 from carpool.sim.worlds import parse_world
-from carpool.sim.worlds.base import HasLowerBound
 
 Progress = Callable[[str, float], None]  # policy, part of the jobs that have arrived
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationRequest:
-    """One run, described in words: what a process of its own needs to make it."""
+    """One run, described by values that another process can use."""
 
     trace: str
     cluster: str
@@ -54,7 +53,7 @@ class SimulationRequest:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What came of a run."""
+    """The result of a run."""
 
     policy: str
     summary: Summary
@@ -76,7 +75,7 @@ class SimulationResult:
 
 
 def run_simulation(request: SimulationRequest, progress: Callable[[float], None] | None = None) -> SimulationResult:
-    """Read, build and run one request in this process."""
+    """Perform one request in this process."""
     started = time.perf_counter()
     policy = parse_policy(request.policy)
     cluster = parse_cluster(request.cluster)
@@ -85,7 +84,7 @@ def run_simulation(request: SimulationRequest, progress: Callable[[float], None]
     trace = read_trace(request.trace, request.format, skip_invalid=request.skip_invalid, max_jobs=request.max_jobs)
     if trace.work_unit is WorkUnit.STEPS and not request.world.startswith("gavel:"):
         raise InputError(
-            f"counts work in steps, and world {request.world!r} does not know how long a step takes",
+            f"counts work in steps, and world {request.world!r} has no step times",
             where=request.trace,
             way_out="Give --world gavel:THROUGHPUTS.json.",
         )
@@ -97,7 +96,7 @@ def run_simulation(request: SimulationRequest, progress: Callable[[float], None]
     header = Header(__version__, request.policy, cluster, request.seed)
 
     def run() -> Summary:
-        told = _per_mille(progress, len(trace)) if progress else None
+        report = _per_mille(progress, len(trace)) if progress else None
         return simulate(
             arrivals,
             cluster,
@@ -106,7 +105,7 @@ def run_simulation(request: SimulationRequest, progress: Callable[[float], None]
             round_s=request.round_s,
             failures=failures,
             observers=observers,
-            progress=told,
+            progress=report,
         ).summary()
 
     with attribute_errors(request.policy):
@@ -125,16 +124,16 @@ def run_simulation(request: SimulationRequest, progress: Callable[[float], None]
 
 
 def weighted_jct_bound_s(request: SimulationRequest) -> float | None:
-    """What no policy can beat on the request's jobs and devices, where its world can tell."""
+    """A lower bound for the request's jobs and devices, if its world knows one."""
     world = parse_world(request.world, request.seed)
-    if not isinstance(world, HasLowerBound):
+    if not world.bounds_jct:
         return None
     trace = read_trace(request.trace, request.format, skip_invalid=request.skip_invalid, max_jobs=request.max_jobs)
     return world.weighted_jct_bound_s(*world.prepare(trace.arrivals, parse_cluster(request.cluster)))
 
 
 def _journalled(path: str, header: Header, observers: list[Observer], run: Callable[[], Summary]) -> Summary:
-    """Run with a journal beside it where one is wanted; the file appears only when the run is complete."""
+    """Run with a journal if requested; the file appears only when the run is complete."""
     if not path:
         return run()
     with atomic_writer(Path(path)) as stream:
@@ -143,7 +142,7 @@ def _journalled(path: str, header: Header, observers: list[Observer], run: Calla
 
 
 def _per_mille(progress: Callable[[float], None], num_jobs: int) -> Callable[[float], None]:
-    """Tell the part of the jobs that have arrived, at most a thousand times."""
+    """Report progress at most a thousand times."""
     every = max(1, num_jobs // 1000)
     arrived = 0
 
@@ -158,7 +157,7 @@ def _per_mille(progress: Callable[[float], None], num_jobs: int) -> Callable[[fl
 
 # ---------------------------------------------------------------------------------------------------- in parallel
 def compare(requests: Sequence[SimulationRequest], progress: Progress | None = None) -> list[SimulationResult]:
-    """Perform requests side by side, as many at a time as there are processors; results in the order asked."""
+    """Perform requests in parallel, one process per core; results in the order of requests."""
     if len(requests) == 1:
         request = requests[0]
         return [run_simulation(request, (lambda part: progress(request.policy, part)) if progress else None)]
@@ -188,7 +187,7 @@ def compare(requests: Sequence[SimulationRequest], progress: Progress | None = N
 
 
 def _start(request: SimulationRequest) -> tuple[Connection, Any]:
-    """A process that performs a request, and the pipe on which it tells how far it is."""
+    """A process that performs a request, and the pipe for its progress."""
     context = multiprocessing.get_context("spawn")  # a fresh process: its CPU time is that policy's alone
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(request, theirs), daemon=True)
@@ -198,13 +197,13 @@ def _start(request: SimulationRequest) -> tuple[Connection, Any]:
 
 
 def _receive(pipe: Connection, process: Any, request: SimulationRequest) -> float | SimulationResult:
-    """A part done, or the result; raises what went wrong over there."""
+    """Progress or the result; raises the error of the other process."""
     try:
         message = pipe.recv()
     except EOFError:
         process.join()
-        died = f"the process of policy {request.policy!r} died with exit code {process.exitcode}"
-        raise CarpoolError(f"{died}; it may have run out of memory") from None
+        died = f"the simulation process of policy {request.policy!r} exited with code {process.exitcode}"
+        raise CarpoolError(f"{died}; it may be out of memory") from None
     if isinstance(message, BaseException):
         raise message
     assert isinstance(message, float | SimulationResult)
@@ -224,5 +223,5 @@ def _child(request: SimulationRequest, pipe: Connection) -> None:
 
 
 def _plain(error: InputError) -> InputError:
-    """An error that survives pickling whatever class it was."""
+    """An error that can be pickled."""
     return InputError(error.problem, where=error.where, way_out=error.way_out)

@@ -18,14 +18,15 @@ from carpool.sim.backend import SimulatedBackend
 from carpool.sim.event_queue import ARRIVALS, EventQueue
 from carpool.sim.failures import Failures
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import HasReportInterval, PlainWorld, World
+from carpool.sim.worlds.base import PlainWorld, World
 
-# Wake-ups and mishaps in a row, with nothing running and nobody to come, after which those who wait count as starved.
+# Consecutive wake-ups and failures with nothing running and no arrivals left, after which waiting jobs count as
+# starved.
 _PATIENCE = 10_000
 
 
 class Engine:
-    """Drives a scheduler through a trace. The scheduler cannot tell it from the real world."""
+    """Drives a scheduler through a trace in simulated time."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Engine:
     def run(self) -> None:
         """Run until every job is over, or nothing will ever happen again."""
         scheduler, timeline, machines = self._scheduler, self._timeline, self._machines
-        idle = 0  # wake-ups and events in a row that led to nothing while nobody runs
+        idle = 0  # consecutive wake-ups and events without effect while no job runs
         while True:
             next_at = timeline.next_at
             wake_at = scheduler.wake_at
@@ -59,9 +60,9 @@ class Engine:
             is_wake = next_at is None or (wake_at is not None and wake_at <= next_at)
             if scheduler.num_running or not self._has_all:
                 idle = 0
-            elif next_at is None or not is_wake:  # a wake-up before something happens is no sign of anything
+            elif next_at is None or not is_wake:  # a wake-up before a pending event does not count
                 idle += 1
-                if idle > _PATIENCE + len(timeline):  # events in the heap may have been overtaken
+                if idle > _PATIENCE + len(timeline):  # events in the heap may be void
                     return
             if not is_wake:
                 assert next_at is not None
@@ -84,10 +85,10 @@ class Engine:
     def _is_over(self, next_at: float | None, wake_at: float | None) -> bool:
         if next_at is None and wake_at is None:
             return True
-        return self._has_all and not self._scheduler.jobs  # seeded failures would go on for ever
+        return self._has_all and not self._scheduler.jobs  # random failures never end
 
     def _arrive_next(self) -> None:
-        """Put the next arrival, and only that, into the heap: a trace may be far longer than the heap should be."""
+        """Add only the next arrival to the heap, since a trace may be long."""
         arrival = next(self._arrivals, None)
         if arrival is None:
             self._has_all = True
@@ -121,14 +122,13 @@ def simulate(
     observers: Sequence[Observer] = (),
     progress: Callable[[float], None] | None = None,
 ) -> Metrics:
-    """Run a policy over a trace in a world to the end; the metrics of the run.
+    """Run a policy over a trace in a world to the end; returns the metrics.
 
-    `round_s` above 0 lets the policy decide only at multiples of it. Without `estimator` the policy is told what the
-    world itself would answer; without `report_every_s` running jobs report as often as the world says.
+    `round_s` above 0: plan only at multiples of it. The estimator and the report interval default to the world's.
     """
     world = world or PlainWorld()
     if report_every_s is None:
-        report_every_s = world.report_every_s if isinstance(world, HasReportInterval) else 0.0
+        report_every_s = world.report_every_s
     sharing = policy.may_share
     metrics = Metrics(cluster, sharing=sharing)
     timeline = EventQueue()
@@ -149,7 +149,7 @@ def simulate(
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """Pause the cycle collector: a run makes millions of small values and no cycles, and walking them costs a third."""
+    """Pause garbage collection: a run creates millions of small values and no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

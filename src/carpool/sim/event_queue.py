@@ -16,7 +16,7 @@ MACHINES, FAILURES, ARRIVALS = 0, 1, 2  # priorities of events of one instant
 
 
 class EventQueue:
-    """What will happen, in order."""
+    """Future events, in order."""
 
     __slots__ = ("_counter", "_heap")
 
@@ -29,15 +29,14 @@ class EventQueue:
 
     @property
     def next_at(self) -> float | None:
-        """When the next event is due; it may turn out to have been overtaken."""
+        """When the next event is due; it may turn out to be void."""
         return self._heap[0][0] if self._heap else None
 
     def add(self, at: float, priority: int, happening: EventCallback) -> None:
-        """Let something happen at `at`."""
         heappush(self._heap, (at, priority, next(self._counter), happening))
 
     def happen(self, at: float) -> list[Fact]:
-        """Facts of everything that is due at `at`, in order."""
+        """The facts of all events due at `at`, in order."""
         heap = self._heap
         facts = []
         while heap and heap[0][0] <= at:

@@ -22,10 +22,10 @@ EVENTS = ("node-lost", "node-back", "job-crash")
 
 
 class Failures(Protocol):
-    """A source of mishaps that puts them into the timeline."""
+    """A source of failures that adds them to the event queue."""
 
     def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
-        """Schedule the first mishaps; later ones may follow from these."""
+        """Schedule the first failures; later ones may follow from these."""
         ...
 
 
@@ -40,12 +40,11 @@ class FailureEvent:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledFailures:
-    """Mishaps at given instants."""
+    """Failures at given instants."""
 
     mishaps: Sequence[FailureEvent]
 
     def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
-        """Schedule all of them."""
         nodes = {node.name: node for node in scheduler.cluster.nodes}
         for mishap in self.mishaps:
             happening: EventCallback
@@ -60,7 +59,7 @@ class ScheduledFailures:
 
 @dataclass(frozen=True, slots=True)
 class RandomFailures:
-    """Mishaps at random: every node fails with a mean time between failures, every job crashes at a rate."""
+    """Random failures: nodes fail with a mean time between failures, jobs crash at a rate."""
 
     seed: int = 0
     node_mtbf_s: float = 0.0  # 0: nodes never fail
@@ -68,7 +67,6 @@ class RandomFailures:
     job_mtbf_s: float = 0.0  # per running job; 0: jobs never crash
 
     def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
-        """Schedule each node's first failure and the first crash; each then brings the next one."""
         if self.node_mtbf_s:
             for node in scheduler.cluster.nodes:
                 random = Random(f"{self.seed}/node/{node.name}")
@@ -105,7 +103,7 @@ class RandomFailures:
 
 
 def parse_failures(text: str, cluster: Cluster, seed: int = 0) -> list[Failures]:
-    """Mishaps from a CSV file, or at rates: ``node_mtbf_s=86400:node_repair_s=600:job_mtbf_s=1e6``; empty: none."""
+    """Failures from a CSV file, or by rates: ``node_mtbf_s=86400:node_repair_s=600:job_mtbf_s=1e6``; empty: none."""
     if not text:
         return []
     if "=" not in text:
@@ -126,7 +124,7 @@ def parse_failures(text: str, cluster: Cluster, seed: int = 0) -> list[Failures]
 
 
 def read_failures(path: Path, cluster: Cluster) -> ScheduledFailures:
-    """Mishaps from a CSV file with the header ``at_s,event,target``."""
+    """Failures from a CSV file with the header ``at_s,event,target``."""
     names = {node.name for node in cluster.nodes}
     try:
         with path.open(newline="", encoding="utf-8") as file:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from carpool.testing.backend_contract import BackendContract, Bench, MachinesBench
-    from carpool.testing.driver import Driven, UserWish, Wishes, drive
+    from carpool.testing.driver import Driven, UserAction, UserActions, drive
     from carpool.testing.estimator_contract import EstimatorContract
     from carpool.testing.policy_contract import PolicyContract
     from carpool.testing.predictor_contract import PredictorContract
     from carpool.testing.reference import PlainRun, plain_loop
-    from carpool.testing.rig import FakeBackend, FakeClock, Rig, check_books
+    from carpool.testing.rig import FakeBackend, FakeClock, Rig, check_state
 
 
 _FROM = {
@@ -31,9 +31,9 @@ _FROM = {
     "PolicyContract": "policy_contract",
     "PredictorContract": "predictor_contract",
     "Rig": "rig",
-    "UserWish": "driver",
-    "Wishes": "driver",
-    "check_books": "rig",
+    "UserAction": "driver",
+    "UserActions": "driver",
+    "check_state": "rig",
     "drive": "driver",
     "plain_loop": "reference",
 }
@@ -51,16 +51,16 @@ __all__ = [
     "PolicyContract",
     "PredictorContract",
     "Rig",
-    "UserWish",
-    "Wishes",
-    "check_books",
+    "UserAction",
+    "UserActions",
+    "check_state",
     "drive",
     "plain_loop",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Import a name where it is first used, with a word of advice where pytest or hypothesis is missing."""
+    """Import a name on first use, with advice if pytest or hypothesis is missing."""
     if name not in _FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _FROM[name]

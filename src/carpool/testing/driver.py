@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,12 +31,12 @@ from carpool.sim.failures import Failures
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import PlainWorld, World
 
-_WISHES: dict[str, Callable[[JobId], Fact]] = {"cancel": JobCancelled, "pause": JobPaused, "resume": JobResumed}
+_ACTIONS: dict[str, Callable[[JobId], Fact]] = {"cancel": JobCancelled, "pause": JobPaused, "resume": JobResumed}
 
 
 @dataclass(frozen=True, slots=True)
-class UserWish:
-    """Something a user says about a job: cancel, pause or resume."""
+class UserAction:
+    """A user's action on a job: cancel, pause or resume."""
 
     at_s: float
     word: str
@@ -44,20 +44,19 @@ class UserWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """Users who change their minds at given instants; goes where `Failures` go."""
+class UserActions:
+    """User actions at given instants; used like `Failures`."""
 
-    wishes: Sequence[UserWish]
+    actions: Sequence[UserAction]
 
     def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
-        """Schedule all of them."""
-        for wish in self.wishes:
-            timeline.add(wish.at_s, ARRIVALS, partial(_say, _WISHES[wish.word](JobId(wish.job))))
+        for action in self.actions:
+            timeline.add(action.at_s, ARRIVALS, partial(_say, _ACTIONS[action.word](JobId(action.job))))
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignUse:
-    """Somebody else's process computes on a device for a while."""
+    """A foreign process on a device for a while."""
 
     at_s: float
     until_s: float
@@ -66,15 +65,14 @@ class ForeignUse:
 
 @dataclass(frozen=True, slots=True)
 class ForeignUses:
-    """Other people on our devices at given instants; goes where `Failures` go."""
+    """Foreign processes at given instants; used like `Failures`."""
 
     visits: Sequence[ForeignUse]
 
     def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
-        """Schedule all of them."""
         for visit in self.visits:
             device = DeviceId(visit.device)
-            seen = OutsidersSeen(device, (ForeignProcess(1000 + visit.device, "somebody"),))
+            seen = OutsidersSeen(device, (ForeignProcess(1000 + visit.device, "ada"),))
             timeline.add(visit.at_s, ARRIVALS, partial(_say, seen))
             timeline.add(visit.until_s, ARRIVALS, partial(_say, OutsidersSeen(device)))
 
@@ -85,7 +83,7 @@ def _say(fact: Fact, at: float) -> Fact:
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What came of a run."""
+    """The result of a run."""
 
     summary: Summary
     records: list[Record]
@@ -93,19 +91,17 @@ class Driven:
     scheduler: Scheduler
 
     def outcome(self, job: str) -> Phase | None:
-        """How a job ended; None when it never did."""
         return self.scheduler.outcome(JobId(job))
 
-    def _told(self, job: str) -> Iterator[tuple[float, str]]:
-        return job_history(self.records, JobId(job), self.scheduler.cluster)
-
     def story(self, job: str) -> str:
-        """A job's story, one line for each thing that happened."""
-        return "\n".join(f"{at:g} s: {words}" for at, words in self._told(job))
+        """A job's history, one line per event."""
+        return "\n".join(
+            f"{at:g} s: {words}" for at, words in job_history(self.records, JobId(job), self.scheduler.cluster)
+        )
 
 
 class _RecordingBackend(SimulatedBackend):
-    """Machines that write down what they are told."""
+    """A simulated backend that records its orders."""
 
     def __init__(
         self, cluster: Cluster, world: World, timeline: EventQueue, *, sharing: bool, report_every_s: float
@@ -119,7 +115,7 @@ class _RecordingBackend(SimulatedBackend):
 
 
 class _RecordKeeper:
-    """Keeps records, checks the books after each, and stops a run that goes round in circles."""
+    """Keeps records, checks the state after each, and stops a run that does not end."""
 
     def __init__(self, check: Callable[[Scheduler], None] | None, max_records: int) -> None:
         self.records: list[Record] = []
@@ -128,7 +124,6 @@ class _RecordKeeper:
         self._max_records = max_records
 
     def record(self, record: Record) -> None:
-        """Take in one call of `Scheduler.handle`."""
         self.records.append(record)
         assert len(self.records) <= self._max_records, f"no end after {self._max_records} records, at {record.at} s"
         broken = sys.exc_info()[0] is not None  # a policy that broke is reported itself
@@ -148,7 +143,7 @@ def drive(
     check: Callable[[Scheduler], None] | None = None,
     max_records: int = 20_000,
 ) -> Driven:
-    """Run a policy over arrivals to the end, calling `check` after every decision; what came of it."""
+    """Run a policy over arrivals to the end, calling `check` after every decision."""
     world = world or PlainWorld()
     metrics, notes, timeline = Metrics(cluster), _RecordKeeper(check, max_records), EventQueue()
     sharing = policy.may_share

@@ -13,51 +13,57 @@ from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.estimator_queries import KnowsAlike
 from carpool.testing.strategies import random_runs
 
-Acks = list[Estimate]
+Answers = list[Estimate]
+
+_FLAGS = {
+    "predicts_mixes": "mixed",
+    "tunes_batches": "goodputs",
+    "predicts_goodput": "goodput",
+    "counts_steps": "progress",
+    "follows_losses": "learning",
+}
 
 
 class EstimatorContract:
-    """What every estimator promises. Inherit, override `make_estimator`, and name models and kinds it knows."""
+    """The contract of every estimator. Inherit, override `make_estimator`, and list known models and types."""
 
     examples: ClassVar[int] = 25
     models: ClassVar[Sequence[str]] = ("",)
     kinds: ClassVar[Sequence[str]] = ("V100", "K80")
     shares: ClassVar[bool] = True  # whether it answers for shared devices
-    shrinks: ClassVar[bool] = True  # whether a failure is made as small as possible, which takes a while
+    shrinks: ClassVar[bool] = True  # whether failing examples are shrunk, which takes a while
 
     def make_estimator(self) -> Estimator:
-        """A fresh estimator."""
         raise NotImplementedError(f"{type(self).__name__} overrides make_estimator")
 
     # ---------------------------------------------------------------------------------------------------- promises
-    def test_rates_are_sober(self) -> None:
-        """Not negative, finite, with a spread that is so too."""
+    def test_rates_are_valid(self) -> None:
+        """Rates and spreads are finite and not negative."""
 
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
             spec, placement = data.draw(self.specs()), data.draw(self.placements())
-            _sober(estimator.rate(spec, placement))
+            _check_estimate(estimator.rate(spec, placement))
 
         self._try(check)
 
-    def test_remaining_work_is_sober(self) -> None:
-        """Not negative; infinite only where nobody knows."""
+    def test_remaining_work_is_valid(self) -> None:
+        """Remaining work is not negative, and infinite only for jobs without a length."""
 
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
             job, at = data.draw(self.jobs()), data.draw(st.floats(0, 1e6))
             answer = estimator.remaining(job, at)
             if job.spec.work is not None:
-                _sober(answer)
+                _check_estimate(answer)
             assert answer.mean >= 0.0
 
         self._try(check)
 
-    def test_asking_changes_nothing(self) -> None:
-        """The same question gets the same answer, and asking is not learning."""
+    def test_queries_change_nothing(self) -> None:
+        """Repeated queries agree, and do not change the version."""
 
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
@@ -70,7 +76,7 @@ class EstimatorContract:
         self._try(check)
 
     def test_version_grows_when_answers_change(self) -> None:
-        """An answer may differ from an older one only under a higher version, which never shrinks."""
+        """Answers change only under a higher version, which never decreases."""
 
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
@@ -85,14 +91,12 @@ class EstimatorContract:
 
         self._try(check)
 
-    def test_jobs_that_are_alike_are_equally_fast(self) -> None:
-        """Where it says which jobs are alike (`KnowsAlike`), their rates are equal, and stay so until it says else."""
+    def test_jobs_with_equal_keys_are_equally_fast(self) -> None:
+        """Rates of jobs with one similarity key are equal, and stay so until the key changes."""
 
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
-            if not isinstance(estimator, KnowsAlike):
-                return
-            specs = data.draw(st.lists(self.specs(), min_size=1, max_size=6))
+            specs = data.draw(st.lists(self.specs(), min_size=1, max_size=6, unique_by=lambda spec: spec.id))
             alone = replace(data.draw(self.placements()), neighbours=())
             known: dict[tuple[object, int], Estimate] = {}
             for lesson in (None, *data.draw(self.lessons())):
@@ -100,13 +104,22 @@ class EstimatorContract:
                     self._teach(estimator, [lesson])
                 for spec in specs:
                     rate = estimator.rate(spec, alone)
-                    like = estimator.alike(spec), spec.devices
-                    assert known.setdefault(like, rate) == rate, f"{spec.id} is like another, and not as fast"
+                    like = estimator.similarity_key(spec), spec.devices
+                    assert known.setdefault(like, rate) == rate, (
+                        f"{spec.id} has the key of another job and another rate"
+                    )
 
         self._try(check)
 
-    def test_equal_lessons_give_equal_answers(self) -> None:
-        """Two estimators that learned the same say the same: replay depends on it."""
+    def test_flags_match_overridden_methods(self) -> None:
+        """A flag is set exactly where its method is overridden."""
+        kind = type(self.make_estimator())
+        for flag, method in _FLAGS.items():
+            is_overridden = getattr(kind, method) is not getattr(Estimator, method)
+            assert getattr(kind, flag) == is_overridden, f"{flag} and {method} of {kind.__name__} disagree"
+
+    def test_equal_reports_give_equal_answers(self) -> None:
+        """Two estimators with the same reports agree: replay depends on it."""
 
         def check(data: st.DataObject) -> None:
             lessons, questions = data.draw(self.lessons()), data.draw(self.questions())
@@ -119,7 +132,6 @@ class EstimatorContract:
 
     # -------------------------------------------------------------------------------------------------- generators
     def specs(self) -> st.SearchStrategy[JobSpec]:
-        """Jobs it may be asked about."""
         return st.builds(
             JobSpec,
             st.sampled_from(("a", "b", "c")).map(JobId),
@@ -131,7 +143,6 @@ class EstimatorContract:
         )
 
     def placements(self) -> st.SearchStrategy[Placement]:
-        """Where they may run."""
         group = st.tuples(st.sampled_from(self.kinds).map(Kind), st.integers(1, 4))
         groups = st.lists(group, min_size=1, max_size=2).map(lambda found: tuple(sorted(found)))
         if not self.shares:
@@ -149,15 +160,12 @@ class EstimatorContract:
         return Job(spec, 0, 0.0, Phase.RUNNING, held, 1, held, 1, done, draw(st.floats(0.0, 4.0)))
 
     def jobs(self) -> st.SearchStrategy[Job]:
-        """Running jobs that are some way into their work."""
         return self._jobs(self.specs())
 
     def lessons(self) -> st.SearchStrategy[list[tuple[Job, float]]]:
-        """Reports of running jobs: the job, and the rate it measured."""
         return st.lists(st.tuples(self.jobs(), st.floats(0.01, 10.0)), max_size=5)
 
     def questions(self) -> st.SearchStrategy[list[tuple[JobSpec, Placement]]]:
-        """What to ask."""
         return st.lists(st.tuples(self.specs(), self.placements()), min_size=1, max_size=4)
 
     # ------------------------------------------------------------------------------------------------------ inside
@@ -168,11 +176,11 @@ class EstimatorContract:
         for index, (job, rate) in enumerate(lessons):
             estimator.learn(float(index), job, ProgressReported(job.id, job.applied, job.done, rate))
 
-    def _ask(self, estimator: Estimator, questions: Sequence[tuple[JobSpec, Placement]]) -> Acks:
+    def _ask(self, estimator: Estimator, questions: Sequence[tuple[JobSpec, Placement]]) -> Answers:
         return [estimator.rate(spec, placement) for spec, placement in questions]
 
 
-def _sober(answer: Estimate) -> None:
+def _check_estimate(answer: Estimate) -> None:
     assert isfinite(answer.mean), answer
     assert answer.mean >= 0.0, answer
     assert not isnan(answer.std), answer

@@ -20,8 +20,8 @@ from carpool.core.topology import Bank, Cluster, Node
 from carpool.sim.failures import ScheduledFailures
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import PlainWorld, World
-from carpool.testing.driver import Driven, ForeignUses, Wishes, drive
-from carpool.testing.rig import check_books
+from carpool.testing.driver import Driven, ForeignUses, UserActions, drive
+from carpool.testing.rig import check_state
 from carpool.testing.scenarios import CALM, TROUBLE, job
 from carpool.testing.strategies import GIB, Scenario, host_limited_scenarios, random_runs, random_scenarios
 
@@ -29,7 +29,7 @@ _CLASS_SIDE = ("cadence", "max_virtual", "shares_devices", "keeps_running_order"
 
 
 class CheckedPolicy(Policy):
-    """Stands in for a policy and asserts what is promised of each of its plans."""
+    """Wraps a policy and checks each of its plans."""
 
     def __init__(self, policy: Policy) -> None:
         self.inner = policy
@@ -39,7 +39,7 @@ class CheckedPolicy(Policy):
             setattr(self, name, getattr(policy, name))
 
     def plan(self, view: Snapshot) -> Plan:
-        """The inner policy's plan, after checking that a fresh copy of the policy makes the same one."""
+        """The wrapped policy's plan, after checking that a fresh copy makes the same one."""
         self.num_plans += 1
         before = _state(view)
         plan = self.inner.plan(view)
@@ -53,11 +53,9 @@ class CheckedPolicy(Policy):
         return plan
 
     def waiting_key(self, job: Job, estimates: Estimator) -> Any:
-        """As the inner policy says."""
         return self._same(self.inner.waiting_key(job, estimates), self.inner.waiting_key(job, estimates), job)
 
     def running_key(self, job: Job, estimates: Estimator) -> Any:
-        """As the inner policy says."""
         return self._same(self.inner.running_key(job, estimates), self.inner.running_key(job, estimates), job)
 
     def _same(self, key: Any, again: Any, job: Job) -> Any:
@@ -66,7 +64,7 @@ class CheckedPolicy(Policy):
 
 
 def check_plan(view: Snapshot, plan: Plan) -> None:
-    """Assert that a plan is one the scheduler can act on and a person can understand."""
+    """Assert that a plan is valid and has a readable reason."""
     changed = [change.job for change in plan.changes]
     assert len(set(changed)) == len(changed), f"a plan changes each job once: {changed}"
     for change in plan.changes:
@@ -90,7 +88,7 @@ def check_plan(view: Snapshot, plan: Plan) -> None:
 
 
 def check_reason(reason: str) -> None:
-    """Assert that a reason is a sentence for people: one line of at least three words."""
+    """Assert that a reason is one line of at least three words."""
     assert reason == reason.strip(), f"a reason neither begins nor ends with space: {reason!r}"
     assert reason.isprintable(), f"a reason is one line of plain text: {reason!r}"
     assert len(reason.split()) >= 3, f"a reason is a sentence for people, not {reason!r}"
@@ -103,7 +101,7 @@ def _state(view: Snapshot) -> tuple[object, ...]:
     masks = [occupancy.free_mask(node.id) for node in occupancy.cluster.nodes]
     residents = [occupancy.residents(device) for device in range(occupancy.cluster.num_devices)]
     kept = copy.deepcopy(view.note)
-    return view.at, dict(view.jobs), list(view.waiting), list(view.roster), masks, residents, kept
+    return view.at, dict(view.jobs), list(view.waiting), list(view.running_jobs), masks, residents, kept
 
 
 class PolicyContract:
@@ -121,18 +119,17 @@ class PolicyContract:
     widest: ClassVar[int] = 0  # devices of the widest job it serves, others are made narrower; 0: any
 
     def make_policy(self) -> Policy:
-        """The policy under test; a new copy each time."""
         assert self.policy is not None, f"{type(self).__name__} sets `policy` or overrides `make_policy`"
         return copy.deepcopy(self.policy)
 
     def make_world(self) -> World:
-        """The truth that runs are simulated in; override it for a policy that needs a world of its own."""
+        """The world to simulate; override it for a policy that needs another."""
         return PlainWorld()
 
     # ------------------------------------------------------------------------------------------------- fixed runs
     @pytest.mark.parametrize("name", CALM)
     def test_finishes_every_job(self, name: str) -> None:
-        """On small clusters of every shape all jobs finish, and in time."""
+        """All jobs finish in time on small clusters of every shape."""
         ground = CALM[name]
         run = self.run(ground)
         for arrival in ground.arrivals:
@@ -141,16 +138,16 @@ class PolicyContract:
 
     @pytest.mark.parametrize("name", TROUBLE)
     def test_survives_trouble(self, name: str) -> None:
-        """Nodes come and go, jobs crash, users change their minds: nobody is forgotten."""
+        """All jobs end although nodes come and go, jobs crash, and users cancel and pause."""
         self.run(TROUBLE[name])
 
-    @pytest.mark.parametrize("name", ["all at once", "elastic jobs", "unlike kinds"])
+    @pytest.mark.parametrize("name", ["all at once", "elastic jobs", "several device types"])
     def test_survives_costs_and_reports(self, name: str) -> None:
-        """Starts and moves cost time, crashes cost work, and jobs report as they go."""
+        """All jobs end when starts and moves take time, crashes lose work, and jobs report."""
         self.run(CALM[name], PlainWorld(checkpoint_every=2.0, start_s=0.5, resize_s=0.5), report_every_s=1.5)
 
     def test_does_nothing_with_nothing(self) -> None:
-        """An empty cluster needs no changes."""
+        """Without jobs there are no changes."""
         policy = self.make_policy()
         scheduler = Scheduler(Cluster.build([(1, 2, "V100")]), policy, estimator=self.make_world().estimator())
         plan = policy.plan(scheduler.snapshot())
@@ -158,7 +155,7 @@ class PolicyContract:
         assert plan.changes == ()
 
     def test_keeps_to_what_jobs_insist_on(self) -> None:
-        """Memory that a device does not have is not promised, and the share of an exact job stays what it was."""
+        """Device memory is not exceeded, and the share of an exact job does not change."""
         small = Node(NodeId(0), "n0", (Bank(Kind("K80"), range(2), 8 * GIB),))
         large = Node(NodeId(1), "n1", (Bank(Kind("V100"), range(2, 4), 16 * GIB),))
         wanted = [job("big"), job("any", 2), job("exact", at=1.0), job("more", at=1.5), job("last", 2, at=2.0)]
@@ -182,22 +179,22 @@ class PolicyContract:
 
     @pytest.mark.parametrize("name", ["all at once", "elastic jobs"])
     def test_decides_the_same_after_a_restart(self, name: str) -> None:
-        """A scheduler recovered from the journal makes the plan that the old one would have made."""
+        """A scheduler recovered from the journal makes the same plan."""
         ground = CALM[name]
         records = [_through_json(record) for record in self.run(ground).records]
         for index, record in enumerate(records):
             if record.planned is None:
                 continue
-            heard = _Heard()
+            observer = _RecordList()
             estimator = self.make_world().estimator()
-            recovered = Scheduler(ground.cluster, self.make_policy(), estimator=estimator, observers=(heard,))
+            recovered = Scheduler(ground.cluster, self.make_policy(), estimator=estimator, observers=(observer,))
             recovered.recover(records[:index])
             recovered.handle(record.at, record.facts)
-            assert heard.records[0].planned == record.planned, f"record {index}, at {record.at} s"
+            assert observer.records[0].planned == record.planned, f"record {index}, at {record.at} s"
 
     # ------------------------------------------------------------------------------------------------ random runs
     def test_random_runs(self) -> None:
-        """Any feasible trace on any cluster: all jobs finish, in time."""
+        """Any feasible trace on any cluster: all jobs finish in time."""
 
         def check(ground: Scenario) -> None:
             run = self.run(ground)
@@ -207,15 +204,15 @@ class PolicyContract:
         self._try(check, trouble=False)
 
     def test_random_trouble(self) -> None:
-        """Any feasible trace with losses, crashes, cancels and pauses: all jobs are over at the end."""
+        """Any feasible trace with losses, crashes, cancels and pauses: all jobs end."""
 
         def check(ground: Scenario) -> None:
             self.run(ground)
 
         self._try(check, trouble=True)
 
-    def test_keeps_to_supplies(self) -> None:
-        """Whatever jobs ask for of cores, RAM and disk: no node ever gives away more than it has, and all finish."""
+    def test_keeps_to_host_resources(self) -> None:
+        """No node's cores, RAM or disk are exceeded, and all jobs finish."""
 
         def check(ground: Scenario) -> None:
             run = self.run(ground)
@@ -229,7 +226,7 @@ class PolicyContract:
 
     # ----------------------------------------------------------------------------------------------------- inside
     def run(self, ground: Scenario, world: World | None = None, report_every_s: float = 0.0) -> Driven:
-        """Simulate, checking the books after every decision; assert that every job ends, and in time."""
+        """Simulate, checking the state after every decision; assert that every job ends in time."""
         policy = CheckedPolicy(self.make_policy())
         ground = replace(ground, arrivals=[self._narrowed(arrival) for arrival in ground.arrivals])
         run = drive(
@@ -237,9 +234,9 @@ class PolicyContract:
             ground.cluster,
             ground.arrivals,
             world or self.make_world(),
-            failures=(ScheduledFailures(ground.mishaps), Wishes(ground.wishes), ForeignUses(ground.visits)),
+            failures=(ScheduledFailures(ground.mishaps), UserActions(ground.actions), ForeignUses(ground.visits)),
             report_every_s=report_every_s,
-            check=check_books,
+            check=check_state,
             max_records=5_000,
         )
         for left in run.scheduler.jobs:
@@ -256,11 +253,11 @@ class PolicyContract:
         return arrival._replace(spec=replace(spec, devices=self.widest, min_devices=narrowest, max_devices=widest))
 
     def _limit(self, ground: Scenario, policy: Policy) -> float:
-        """When all must be over: some multiple of running one job after another, once nothing new happens."""
+        """When all jobs must be over: a multiple of running them one after another, once nothing new happens."""
         last = max(
             [arrival.submit_s for arrival in ground.arrivals]
             + [mishap.at_s for mishap in ground.mishaps]
-            + [wish.at_s for wish in ground.wishes]
+            + [action.at_s for action in ground.actions]
             + [visit.until_s for visit in ground.visits]
         )
         alone = sum((arrival.spec.work or 0.0) + 1.0 for arrival in ground.arrivals)
@@ -268,8 +265,8 @@ class PolicyContract:
         return last + self.patience * (alone + pause * (len(ground.arrivals) + 2))
 
 
-class _Heard:
-    """An observer that keeps what it hears."""
+class _RecordList:
+    """Observer that keeps records."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -279,5 +276,5 @@ class _Heard:
 
 
 def _through_json(record: Record) -> Record:
-    """A record as it comes back from a journal."""
+    """A record as read back from a journal."""
     return record_from_json(json.loads(json.dumps(record_to_json(record))))

@@ -13,7 +13,7 @@ Answer = Estimate | Sequence[Estimate]
 
 
 class Predictor(Protocol):
-    """What is promised of: scikit-learn's conventions, with `Estimate` for an answer."""
+    """The predictor interface: scikit-learn's conventions, with `Estimate` answers."""
 
     def fit(self, samples: Sequence[Any], targets: Sequence[Any], /) -> Any: ...
 
@@ -25,20 +25,18 @@ class Predictor(Protocol):
 
 
 class PredictorContract:
-    """What every predictor promises. Inherit, override `make_predictor`, `load` and `samples`."""
+    """The contract of every predictor. Inherit, override `make_predictor`, `load` and `samples`."""
 
     tolerance: ClassVar[float] = 1e-9  # between answers that should be equal
 
     def make_predictor(self) -> Predictor:
-        """A fresh one, that has learned nothing."""
         raise NotImplementedError(f"{type(self).__name__} overrides make_predictor")
 
     def load(self, path: Path) -> Predictor:
-        """One that was saved."""
         raise NotImplementedError(f"{type(self).__name__} overrides load")
 
     def samples(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """At least eight questions and what was measured for them."""
+        """At least eight inputs and their measured values."""
         raise NotImplementedError(f"{type(self).__name__} overrides samples")
 
     # ---------------------------------------------------------------------------------------------------- promises
@@ -48,7 +46,7 @@ class PredictorContract:
         assert predictor.fit(*self.samples()) is predictor
 
     def test_what_is_learned_is_marked(self) -> None:
-        """The constructor stores settings only; public attributes that fitting adds end in an underscore."""
+        """The constructor stores settings only; attributes added by fitting end in an underscore."""
         predictor = self.make_predictor()
         before = {name for name in vars(predictor) if not name.startswith("_")}
         assert not [name for name in before if name.endswith("_")], "something is learned before anything was shown"
@@ -58,26 +56,25 @@ class PredictorContract:
         assert added, "nothing tells that it has been fitted"
         assert not [name for name in added if not name.endswith("_")], f"learned attributes end in '_': {sorted(added)}"
 
-    def test_answers_are_sober(self) -> None:
-        """Finite, with a spread that is so too and not negative."""
+    def test_answers_are_valid(self) -> None:
+        """Predictions are finite, their spreads finite and not negative."""
         for answer in self._ask(self._fitted()):
             assert isfinite(answer.mean), answer
             assert isfinite(answer.std), answer
             assert answer.std >= 0.0, answer
 
-    def test_asking_changes_nothing(self) -> None:
-        """The same question gets the same answer."""
+    def test_queries_change_nothing(self) -> None:
         predictor = self._fitted()
         assert self._ask(predictor) == self._ask(predictor)
 
     def test_equal_samples_give_equal_answers(self) -> None:
-        """Nothing depends on the time, the process or the number of earlier fits."""
+        """Predictions do not depend on time, process or earlier fits."""
         again = self._fitted()
         again.fit(*self.samples())
         self._same(self._fitted(), again)
 
     def test_updates_equal_one_fit(self) -> None:
-        """Samples that come in portions teach what they teach together."""
+        """Samples in portions teach the same as all at once."""
         samples, targets = self.samples()
         half = len(samples) // 2
         bit_by_bit = self.make_predictor()
@@ -87,7 +84,7 @@ class PredictorContract:
         self._same(self._fitted(), bit_by_bit)
 
     def test_survives_the_disk(self, tmp_path: Path) -> None:
-        """What is loaded answers like what was saved, and goes on learning like it."""
+        """A loaded predictor answers and learns like the saved one."""
         samples, targets = self.samples()
         kept = self._fitted()
         kept.save(tmp_path / "kept")

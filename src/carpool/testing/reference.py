@@ -34,7 +34,7 @@ from carpool.runtime.state.digest import digest
 
 @dataclass(frozen=True, slots=True)
 class PlainRun:
-    """What a plain loop ended with."""
+    """The result of a plain loop."""
 
     digest: str
     losses: list[float]
@@ -49,10 +49,7 @@ def plain_loop(
     device: str | torch.device = "cpu",
     max_steps: int | None = None,
 ) -> PlainRun:
-    """Train to the end (or for ``max_steps``) in one process: what exact mode with so many shards must equal.
-
-    Without ``shards`` it is what default mode on one device must equal.
-    """
+    """Train to the end (or for ``max_steps``) in one process: what exact mode with so many shards must equal."""
     enable_determinism()
     where = torch.device(device)
     place_training(training, where)
@@ -103,7 +100,7 @@ class _Steps:
         return [p for p in self._training.model.parameters() if p in held and p.requires_grad]
 
     def make(self, samples: Any, step: int, epoch: int, *, ends_epoch: bool) -> float:
-        """One step over these samples; its loss."""
+        """One step over these samples; returns its loss."""
         total = self._passes(samples, step, epoch)
         loss = float(total.loss) if total.count is None else float(total.loss) / float(total.count)
         for parameter, gradient, used in zip(self._parameters, total.gradients, total.used, strict=True):
@@ -114,7 +111,7 @@ class _Steps:
         return loss
 
     def _passes(self, samples: Any, step: int, epoch: int) -> _Made:
-        """All shards, each from the buffers that the step began with; the model is left with the buffers' sum."""
+        """Run all shards, each from the buffers at the start of the step; leaves the model with the buffers' sum."""
         model, num_samples = self._training.model, len(samples)
         before = {name: buffer.clone() for name, buffer in model.named_buffers()}
         made: list[_Made | None] = []
@@ -148,7 +145,7 @@ class _Steps:
         return scaler.get_scale() >= scale
 
     def _follow_up(self, step: int, *, ends_epoch: bool) -> None:
-        """What a training wants done behind an update."""
+        """The training's hooks after an update."""
         training, every = self._training, self._training.schedule_every
         if training.schedule is not None and (every == "step" or (every == "epoch" and ends_epoch)):
             training.schedule.step()
@@ -163,7 +160,7 @@ def _put_buffers(model: torch.nn.Module, values: dict[str, Tensor]) -> None:
 
 
 def _schedule(training: Training, metrics: dict[str, float]) -> None:
-    """The step of a schedule that goes by evaluations, some by what these have found."""
+    """Step a scheduler that goes by evaluations."""
     if training.schedule is None or training.schedule_every != "evaluation":
         return
     if isinstance(training.schedule, ReduceLROnPlateau):
@@ -236,7 +233,7 @@ def _sum_type(model: torch.nn.Module) -> torch.dtype:
 
 
 def _tree(made: list[_Made | None]) -> _Made | None:
-    """The sum in the fixed binary tree: each half by itself, then the two."""
+    """The sum in the fixed binary tree."""
     if len(made) == 1:
         return made[0]
     left, right = _tree(made[: len(made) // 2]), _tree(made[len(made) // 2 :])

@@ -28,24 +28,22 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 
 
 class FakeClock:
-    """A clock that stands still until it is told to go on. Implements the Clock port."""
+    """A clock that advances only on request."""
 
     def __init__(self, at: float = 0.0) -> None:
         self._at = at
 
     def now(self) -> float:
-        """Seconds since the origin."""
         return self._at
 
     def advance(self, seconds: float) -> float:
-        """Let time pass; the new time."""
         assert seconds >= 0.0, f"time does not run backwards: {seconds} s"
         self._at += seconds
         return self._at
 
 
 class FakeBackend:
-    """Notes every order, and answers at once or when asked to. Implements the Backend port.
+    """Notes every order, and answers at once or when asked to.
 
     It models what a backend owes the scheduler and nothing of the work: a test says itself how far a job is, and when
     it finishes or crashes.
@@ -62,7 +60,7 @@ class FakeBackend:
         self._unanswered: list[Order] = []
 
     def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
-        """Note orders; the answers, where it answers at once."""
+        """Record orders; returns the answers if it answers at once."""
         for order in orders:
             self.orders.append((at, order))
             newest = self._generation.get(order.job, 0)
@@ -72,30 +70,25 @@ class FakeBackend:
         return self.answer() if self.answers_at_once else ()
 
     def answer(self) -> list[Fact]:
-        """Carry out what is still open, in order; one fact for each order."""
+        """Execute pending orders, in order; one fact each."""
         orders, self._unanswered = self._unanswered, []
         return [self._carry_out(order) for order in orders if order.job not in self._over]
 
     def last_order(self, job: str) -> Order | None:
-        """The newest order for a job."""
         return next((order for _, order in reversed(self.orders) if order.job == job), None)
 
     # ------------------------------------------------------------------------------------- what a test lets happen
     def progress(self, job: str, done: float, rate: float = 1.0) -> ProgressReported:
-        """A running job reports."""
         self.done[JobId(job)] = done
         return ProgressReported(JobId(job), self._applied[JobId(job)], done, rate)
 
     def finish(self, job: str) -> JobFinished:
-        """A running job reaches its end."""
         return JobFinished(JobId(job), self._leave(job, over=True))
 
     def fail(self, job: str, error: str = "it went wrong") -> JobFailed:
-        """A running job ends by its own fault."""
         return JobFailed(JobId(job), self._leave(job, over=True), error)
 
     def crash(self, job: str, error: str = "it was killed") -> JobCrashed:
-        """A running job loses its processes."""
         return JobCrashed(JobId(job), self._leave(job, over=False), self.done.get(JobId(job), 0.0), error)
 
     # ---------------------------------------------------------------------------------------------------- inside
@@ -118,8 +111,8 @@ class FakeBackend:
         return self._applied[name]
 
 
-def check_books(scheduler: Scheduler) -> None:
-    """Assert that queue, roster and device map say the same as the jobs themselves, device by device."""
+def check_state(scheduler: Scheduler) -> None:
+    """Assert that queue, running jobs and occupancy agree with the jobs themselves."""
     scheduler.check()
     view = scheduler.snapshot()
     holders: dict[int, dict[JobId, float]] = {}
@@ -134,24 +127,26 @@ def check_books(scheduler: Scheduler) -> None:
                 held = holders.setdefault(device, {})
                 assert job.id not in held, f"{job.id} holds device {device} twice"
                 held[job.id] = share.fraction
-    check_map(view.occupancy, holders, scheduler.policy.max_virtual)
-    check_supplies(scheduler)
+    check_occupancy(view.occupancy, holders, scheduler.policy.max_virtual)
+    check_host_resources(scheduler)
 
 
-def check_supplies(scheduler: Scheduler) -> None:
-    """Assert that on no node jobs hold more cores, RAM or disk than it has, counted from the jobs alone."""
+def check_host_resources(scheduler: Scheduler) -> None:
+    """Assert that jobs hold no more cores, RAM or disk than each node has."""
     for node in scheduler.cluster.nodes:
         total = HostResources()
         for job in scheduler.jobs.values():
             here = 0 if job.desired is None else len(set(job.desired.devices()) & set(node.devices))
-            total = total.plus(job.spec.supplies_for(here)) if here else total
-        for has, taken in zip(node.supplies, total, strict=True):
-            assert not has or taken <= has, f"node {node.name} has {node.supplies}, jobs hold {total}"
-        assert scheduler.snapshot().occupancy.hosting.taken(node.id) == total, f"what node {node.name} believes is held"
+            total = total.plus(job.spec.resources_for(here)) if here else total
+        for has, taken in zip(node.resources, total, strict=True):
+            assert not has or taken <= has, f"node {node.name} has {node.resources}, jobs hold {total}"
+        assert scheduler.snapshot().occupancy.host_usage.taken(node.id) == total, (
+            f"what node {node.name} believes is held"
+        )
 
 
-def check_map(occupancy: Occupancy, holders: dict[int, dict[JobId, float]], max_virtual: float = 1.0) -> None:
-    """Assert that a device map agrees with who holds what, on every device, node and kind."""
+def check_occupancy(occupancy: Occupancy, holders: dict[int, dict[JobId, float]], max_virtual: float = 1.0) -> None:
+    """Assert that an occupancy agrees with the holders of every device, node and type."""
     cluster = occupancy.cluster
     free_devices = dict.fromkeys(cluster.kinds, 0)
     by_free: dict[str, dict[int, int]] = {kind: {} for kind in cluster.kinds}
@@ -166,7 +161,7 @@ def check_map(occupancy: Occupancy, holders: dict[int, dict[JobId, float]], max_
                 assert there == held, f"device {device} has residents {there}, the jobs say {held}"
                 assert not (lost and held), f"device {device} is lost and held by {held}"
                 assert sum(held.values()) <= max_virtual + 1e-9, f"device {device} is overbooked: {held}"
-                if not held and not lost and device not in occupancy.yielded:
+                if not held and not lost and device not in occupancy.foreign_devices:
                     mask |= 1 << (device - node.devices.start)
                     free_here[bank.kind] = free_here.get(bank.kind, 0) + 1
                     free_devices[bank.kind] += 1
@@ -180,7 +175,7 @@ def check_map(occupancy: Occupancy, holders: dict[int, dict[JobId, float]], max_
 
 
 class Rig:
-    """One scheduler, its records, and a backend that answers when it is asked to."""
+    """A scheduler, its records, and a backend that answers on request."""
 
     def __init__(
         self,
@@ -202,24 +197,22 @@ class Rig:
         )
 
     def record(self, record: Record) -> None:
-        """Keep a record; the rig observes its own scheduler."""
         self.records.append(record)
 
     def say(self, at: float, *facts: Fact) -> list[Order]:
-        """Facts in, orders out, books checked."""
+        """Handle facts, check the state, and return the orders."""
         orders = self.scheduler.handle(at, facts)
         self.backend.apply(at, orders)
-        check_books(self.scheduler)
+        check_state(self.scheduler)
         return orders
 
     def answered(self, at: float) -> list[Order]:
-        """Let the backend answer everything that is open."""
+        """Let the backend answer all pending orders."""
         return self.say(at, *self.backend.answer())
 
     def wakes(self) -> float | None:
-        """When the scheduler wants to be called even if nothing happens."""
+        """The scheduler's `wake_at`."""
         return self.scheduler.wake_at
 
     def job(self, name: str) -> Job:
-        """How a job stands."""
         return self.scheduler.jobs[JobId(name)]

@@ -8,7 +8,7 @@ from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Cluster
 from carpool.sim.failures import FailureEvent
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.driver import ForeignUse, UserWish
+from carpool.testing.driver import ForeignUse, UserAction
 from carpool.testing.strategies import Scenario
 
 
@@ -23,7 +23,7 @@ def job(
     after: Iterable[str] = (),
     weight: float = 1.0,
 ) -> Arrival:
-    """One job and when it is submitted; `between` are the fewest and the most devices it accepts."""
+    """One job and its submission time; `between` are its least and greatest device counts."""
     return Arrival(
         at,
         JobSpec(
@@ -54,7 +54,7 @@ CALM: dict[str, Scenario] = {
         Cluster.build([(1, 4, "V100")]),
         [job("first", 2, 5.0), job("all", 4, 5.0, at=1.0), *(job(f"s{i}", 1, 2.0, at=1.0 + i) for i in range(6))],
     ),
-    "unlike kinds": Scenario(
+    "several device types": Scenario(
         Cluster.build([(2, 2, "V100"), (2, 4, "K80")]),
         [job("any", 2), job("v", 4, kinds=["V100"]), job("k", 8, kinds=["K80"]), job("both", 3, kinds=["K80", "V100"])],
     ),
@@ -65,7 +65,7 @@ CALM: dict[str, Scenario] = {
     "no length at all": Scenario(
         Cluster.build([(1, 2, "V100")]), [job("zero", work=0.0), job("a", 2), job("nil", 2, 0.0), job("b")]
     ),
-    "one after another by wish": Scenario(
+    "one after another by action": Scenario(
         Cluster.build([(1, 2, "V100")]), [job("a"), job("b", after=["a"]), job("c", 2, after=["a", "b"]), job("d")]
     ),
 }
@@ -114,13 +114,13 @@ TROUBLE: dict[str, Scenario] = {
     "users change their minds": Scenario(
         Cluster.build([(1, 2, "V100")]),
         [job("a"), job("b"), job("c", 2), job("d"), job("e", after=["d"])],
-        wishes=[
-            UserWish(1.0, "pause", "a"),
-            UserWish(2.0, "cancel", "b"),
-            UserWish(2.0, "pause", "c"),
-            UserWish(4.0, "resume", "c"),
-            UserWish(5.0, "resume", "a"),
-            UserWish(6.0, "cancel", "d"),
+        actions=[
+            UserAction(1.0, "pause", "a"),
+            UserAction(2.0, "cancel", "b"),
+            UserAction(2.0, "pause", "c"),
+            UserAction(4.0, "resume", "c"),
+            UserAction(5.0, "resume", "a"),
+            UserAction(6.0, "cancel", "d"),
         ],
     ),
 }

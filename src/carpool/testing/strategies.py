@@ -14,7 +14,7 @@ from carpool.core.model import JobId, JobSpec, Kind, NodeId
 from carpool.core.topology import Bank, Cluster, Node
 from carpool.sim.failures import FailureEvent
 from carpool.sim.traces.trace import Arrival
-from carpool.testing.driver import ForeignUse, UserWish
+from carpool.testing.driver import ForeignUse, UserAction
 
 _T = TypeVar("_T")
 
@@ -27,18 +27,18 @@ instants = st.integers(0, 160).map(lambda quarters: quarters / 4)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All that a simulated run starts from."""
+    """Everything a simulated run starts from."""
 
     cluster: Cluster
     arrivals: Sequence[Arrival]
     mishaps: Sequence[FailureEvent] = ()
-    wishes: Sequence[UserWish] = ()
+    actions: Sequence[UserAction] = ()
     visits: Sequence[ForeignUse] = ()
 
 
 @st.composite
 def clusters(draw: st.DrawFn, max_nodes: int = 4, max_size: int = 4, max_kinds: int = 3) -> Cluster:
-    """Up to `max_kinds` kinds, each with like nodes of its own size."""
+    """Up to `max_kinds` device types, each with equal nodes."""
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=max_kinds, unique=True))
     groups = [(draw(st.integers(1, max_nodes)), draw(st.integers(1, max_size)), kind) for kind in kinds]
     return Cluster.build(groups)
@@ -46,7 +46,7 @@ def clusters(draw: st.DrawFn, max_nodes: int = 4, max_size: int = 4, max_kinds: 
 
 @st.composite
 def mixed_clusters(draw: st.DrawFn, max_nodes: int = 4) -> Cluster:
-    """Nodes of any shape: several banks, of unlike kinds or of one kind with unlike memory."""
+    """Nodes of any shape: several banks, of different types or memory."""
     nodes: list[Node] = []
     first = 0
     for index in range(draw(st.integers(1, max_nodes))):
@@ -62,7 +62,7 @@ def mixed_clusters(draw: st.DrawFn, max_nodes: int = 4) -> Cluster:
 
 @st.composite
 def specs(draw: st.DrawFn, cluster: Cluster, name: str, *, elastic: bool = True, kinds: bool = True) -> JobSpec:
-    """A job that the empty cluster can run: at least one kind it accepts has the devices it asks for."""
+    """A job that the empty cluster can run."""
     kind = draw(st.sampled_from(cluster.kinds))
     devices = draw(st.integers(1, cluster.capacity[kind]))
     narrowest = widest = 0
@@ -88,7 +88,7 @@ def specs(draw: st.DrawFn, cluster: Cluster, name: str, *, elastic: bool = True,
 def arrivals(
     draw: st.DrawFn, cluster: Cluster, max_jobs: int = 8, *, elastic: bool = True, after: bool = True
 ) -> list[Arrival]:
-    """Jobs in order of submission, many of them at one instant; some wait for an earlier one."""
+    """Jobs in order of submission, many at one instant; some depend on an earlier one."""
     times = sorted(draw(st.lists(instants, min_size=1, max_size=max_jobs)))
     found: list[Arrival] = []
     for index, at in enumerate(times):
@@ -101,7 +101,7 @@ def arrivals(
 
 @st.composite
 def mishaps(draw: st.DrawFn, cluster: Cluster, jobs: Sequence[JobId], max_mishaps: int = 4) -> list[FailureEvent]:
-    """Crashes, and nodes that are lost and come back later."""
+    """Crashes, and nodes that are lost and come back."""
     found: list[FailureEvent] = []
     for _ in range(draw(st.integers(0, max_mishaps))):
         at = draw(instants)
@@ -117,39 +117,42 @@ def mishaps(draw: st.DrawFn, cluster: Cluster, jobs: Sequence[JobId], max_mishap
 
 
 @st.composite
-def wishes(draw: st.DrawFn, jobs: Sequence[JobId], max_wishes: int = 4) -> list[UserWish]:
+def actions(draw: st.DrawFn, jobs: Sequence[JobId], max_wishes: int = 4) -> list[UserAction]:
     """Jobs that are cancelled, or paused and resumed later."""
-    found: list[UserWish] = []
+    found: list[UserAction] = []
     for _ in range(draw(st.integers(0, max_wishes))):
         at, job = draw(instants), draw(st.sampled_from(jobs))
         if draw(st.integers(0, 2)) == 0:
-            found.append(UserWish(at, "cancel", job))
+            found.append(UserAction(at, "cancel", job))
         else:
-            found += [UserWish(at, "pause", job), UserWish(at + draw(st.integers(0, 20)), "resume", job)]
-    # Two pauses of one job may overlap; the last word of all is "resume", so that nobody waits for ever.
-    found += [UserWish(100.0, "resume", job) for job in sorted({wish.job for wish in found if wish.word == "pause"})]
+            found += [UserAction(at, "pause", job), UserAction(at + draw(st.integers(0, 20)), "resume", job)]
+    # Two pauses of one job may overlap; the last action is "resume", so that no job waits forever.
+    found += [
+        UserAction(100.0, "resume", job) for job in sorted({action.job for action in found if action.word == "pause"})
+    ]
     return found
 
 
 @st.composite
 def random_scenarios(draw: st.DrawFn, max_jobs: int = 8, *, elastic: bool = True, trouble: bool = True) -> Scenario:
-    """A whole run: a cluster, jobs for it, and where asked for what goes wrong and what users wish."""
+    """A cluster, jobs for it, and optionally failures and user actions."""
     cluster = draw(clusters())
     found = draw(arrivals(cluster, max_jobs, elastic=elastic))
     if not trouble:
         return Scenario(cluster, found)
     jobs = [arrival.spec.id for arrival in found]
-    return Scenario(cluster, found, draw(mishaps(cluster, jobs)), draw(wishes(jobs)))
+    return Scenario(cluster, found, draw(mishaps(cluster, jobs)), draw(actions(jobs)))
 
 
 @st.composite
 def host_limited_scenarios(draw: st.DrawFn, max_jobs: int = 8) -> Scenario:
-    """A run on nodes with few cores, little RAM and disk; every job can have what it asks for on an empty node."""
+    """A run on nodes with few cores, little RAM and disk; every job fits on an empty node."""
     ground = draw(random_scenarios(max_jobs, trouble=False))
     size = min(len(node.devices) for node in ground.cluster.nodes)
     nodes = tuple(
         replace(
-            node, supplies=HostResources(draw(st.sampled_from((0, 4, 6))), draw(st.sampled_from((0, 4 * GIB))), 3 * GIB)
+            node,
+            resources=HostResources(draw(st.sampled_from((0, 4, 6))), draw(st.sampled_from((0, 4 * GIB))), 3 * GIB),
         )
         for node in ground.cluster.nodes
     )
@@ -165,7 +168,7 @@ def host_limited_scenarios(draw: st.DrawFn, max_jobs: int = 8) -> Scenario:
 def random_runs(
     strategy: st.SearchStrategy[_T], check: Callable[[_T], None], examples: int, *, shrinks: bool = True
 ) -> None:
-    """Try a check on that many random values; a contract's method cannot be decorated before its class is complete."""
+    """Run a check on random values; contract methods cannot be decorated before their class is complete."""
     phases = set(Phase) if shrinks else {Phase.explicit, Phase.reuse, Phase.generate}
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
     try_all = settings(max_examples=examples, deadline=None, phases=phases, suppress_health_check=quiet)

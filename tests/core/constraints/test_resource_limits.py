@@ -13,14 +13,14 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
-from carpool.testing.rig import check_books
+from carpool.testing.rig import check_state
 
 GIB = 1 << 30
 
 
 def cluster(num_nodes: int = 1, size: int = 4, *, cpus: int = 8, ram_bytes: int = 0) -> Cluster:
     plain = Cluster.build([(num_nodes, size, "V100")])
-    return Cluster(tuple(replace(node, supplies=HostResources(cpus, ram_bytes)) for node in plain.nodes))
+    return Cluster(tuple(replace(node, resources=HostResources(cpus, ram_bytes)) for node in plain.nodes))
 
 
 def spec(name: str, devices: int = 1, *, cpus: int = 0, most: int = 0) -> JobSpec:
@@ -30,7 +30,7 @@ def spec(name: str, devices: int = 1, *, cpus: int = 0, most: int = 0) -> JobSpe
 def given(scheduler: Scheduler, at: float, *facts: object) -> dict[str, tuple[int, ...]]:
     """What the orders give to whom; the books are checked after them."""
     orders = scheduler.handle(at, facts)  # type: ignore[arg-type]
-    check_books(scheduler)
+    check_state(scheduler)
     return {order.job: tuple(order.allocation.devices()) for order in orders if isinstance(order, Assign)}
 
 
@@ -108,4 +108,4 @@ def test_a_node_may_come_back_with_other_supplies() -> None:
     given(scheduler, 0.0, JobSubmitted(spec("a", cpus=6)), JobSubmitted(spec("b", cpus=6)))
     begun = given(scheduler, 1.0, NodeLost(NodeId(0)), NodeJoined("n0", (), (12, 0, 0)))
     assert begun == {"a": (0,), "b": (1,)}
-    assert scheduler.cluster.nodes[0].supplies == HostResources(12)
+    assert scheduler.cluster.nodes[0].resources == HostResources(12)

@@ -31,7 +31,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state.state_snapshot import snapshot_from_json, snapshot_to_json
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
-from carpool.testing.rig import check_books
+from carpool.testing.rig import check_state
 
 CLUSTER = Cluster.build([(1, 2, "cpu")])
 POISON = JobId("poison")
@@ -103,19 +103,19 @@ def found(text: str) -> Policy:
     return {"fifo": Fifo(bypass=True)}.get(text) or Moody(text)
 
 
-class Desk:
+class Harness:
     """A scheduler with a journal, and its orders so far."""
 
     def __init__(self, policy: str) -> None:
         self.text = io.StringIO()
         writer = JournalWriter(self.text, Header("1", policy, CLUSTER))
         self.scheduler = opened(policy)
-        self.scheduler.follow(writer)
+        self.scheduler.add_observer(writer)
         self.orders: list[Order] = []
 
     def say(self, at: float, *facts: Fact) -> None:
         self.orders += self.scheduler.handle(at, facts)
-        check_books(self.scheduler)
+        check_state(self.scheduler)
 
     def assigned(self) -> list[str]:
         return [order.job for order in self.orders if isinstance(order, Assign)]
@@ -132,62 +132,62 @@ def submitted(name: str, priority: int = 0) -> JobSubmitted:
 WAYS = [*ANSWERS, *KEYS, "running key"]
 
 
-def spoiled(how: str, priority: int = 0) -> Desk:
+def spoiled(how: str, priority: int = 0) -> Harness:
     """Two jobs run and three wait, one of them a job that the policy cannot bear."""
-    desk = Desk(how)
-    desk.say(0.0, submitted("a"), submitted("b"))
-    desk.say(1.0, AssignApplied(JobId("a"), 1, 0.0), AssignApplied(JobId("b"), 1, 0.0))
-    desk.say(2.0, submitted("c"))
-    desk.say(3.0, submitted("poison", priority), submitted("d"))
-    return desk
+    harness = Harness(how)
+    harness.say(0.0, submitted("a"), submitted("b"))
+    harness.say(1.0, AssignApplied(JobId("a"), 1, 0.0), AssignApplied(JobId("b"), 1, 0.0))
+    harness.say(2.0, submitted("c"))
+    harness.say(3.0, submitted("poison", priority), submitted("d"))
+    return harness
 
 
 @pytest.mark.parametrize("priority", [0, 1])
 @pytest.mark.parametrize("how", WAYS)
 def test_another_policy_decides_and_nobody_who_runs_is_disturbed(how: str, priority: int) -> None:
-    desk = spoiled(how, priority)
-    assert [order.job for order in desk.orders] == ["a", "b"], "nobody is touched"
-    desk.say(4.0, JobPaused(JobId("c")))
+    harness = spoiled(how, priority)
+    assert [order.job for order in harness.orders] == ["a", "b"], "nobody is touched"
+    harness.say(4.0, JobPaused(JobId("c")))
     for at, job in ((5.0, "a"), (6.0, "b"), (7.0, "poison"), (8.0, "d")):
-        generation = desk.scheduler.jobs[JobId(job)].generation
-        desk.say(at, JobFinished(JobId(job), generation))
-    assert desk.assigned() == ["a", "b", "poison", "d"], "all have their turn"
-    assert (desk.scheduler.policy, desk.scheduler.policy_text) == (Fifo(bypass=True), "fifo")
-    assert desk.scheduler.policy_fault.startswith("policy Moody failed: ")
+        generation = harness.scheduler.jobs[JobId(job)].generation
+        harness.say(at, JobFinished(JobId(job), generation))
+    assert harness.assigned() == ["a", "b", "poison", "d"], "all have their turn"
+    assert (harness.scheduler.policy, harness.scheduler.policy_text) == (Fifo(bypass=True), "fifo")
+    assert harness.scheduler.policy_fault.startswith("policy Moody failed: ")
 
 
 @pytest.mark.parametrize("how", WAYS)
 def test_the_journal_leads_to_the_same_books(how: str) -> None:
-    desk = spoiled(how)
-    desk.say(5.0, JobFinished(JobId("a"), 1))
-    desk.say(6.0, JobFinished(JobId("b"), 1))
-    records = [*read_journal(desk.text.getvalue().splitlines())[1]]
+    harness = spoiled(how)
+    harness.say(5.0, JobFinished(JobId("a"), 1))
+    harness.say(6.0, JobFinished(JobId("b"), 1))
+    records = [*read_journal(harness.text.getvalue().splitlines())[1]]
     changes = [fact for record in records for fact in record.facts if isinstance(fact, PolicyChanged)]
-    assert changes == [PolicyChanged("fifo", desk.scheduler.policy_fault)]
+    assert changes == [PolicyChanged("fifo", harness.scheduler.policy_fault)]
     again = opened("fifo")
     again.recover(records)
-    asked = desk.scheduler.timing.planned_at  # plans that change nothing are not told
-    assert again.balance()._replace(planned_at=asked) == desk.scheduler.balance()
+    asked = harness.scheduler.timing.planned_at  # plans that change nothing are not told
+    assert again.state()._replace(planned_at=asked) == harness.scheduler.state()
     from_balance = opened("fifo")
-    from_balance.reopen(snapshot_from_json(snapshot_to_json(desk.scheduler.balance())))
-    assert from_balance.balance() == desk.scheduler.balance()
-    assert from_balance.policy_fault == desk.scheduler.policy_fault
+    from_balance.restore(snapshot_from_json(snapshot_to_json(harness.scheduler.state())))
+    assert from_balance.state() == harness.scheduler.state()
+    assert from_balance.policy_fault == harness.scheduler.policy_fault
 
 
 @pytest.mark.parametrize("how", KEYS)
 def test_a_start_does_not_end_at_a_policy_that_fails_over_what_the_journal_holds(how: str) -> None:
-    before = Desk("fifo")
+    before = Harness("fifo")
     before.say(0.0, submitted("a"), submitted("b"), submitted("poison"), submitted("d"))
     again = opened(how)
     again.recover(read_journal(before.text.getvalue().splitlines())[1])
     again.handle(1.0, (JobFinished(JobId("a"), 1),))
-    check_books(again)
+    check_state(again)
     assert again.policy_text == "fifo"
     assert again.policy_fault.startswith("policy Moody failed: ")
 
 
 def test_whoever_chooses_another_policy_at_the_start_gets_that_one() -> None:
-    before = Desk("fifo")
+    before = Harness("fifo")
     before.say(0.0, submitted("a"), submitted("poison"))
     again = opened("key")
     again.recover(read_journal(before.text.getvalue().splitlines())[1])
@@ -196,22 +196,24 @@ def test_whoever_chooses_another_policy_at_the_start_gets_that_one() -> None:
 
 
 def test_jobs_leave_a_queue_whose_keys_are_in_no_order() -> None:
-    desk = Desk("no order")
-    desk.say(0.0, *[submitted(f"job{number}") for number in range(40)])
+    harness = Harness("no order")
+    harness.say(0.0, *[submitted(f"job{number}") for number in range(40)])
     for number in (*range(39, 2, -3), *range(2, 38, 3)):
-        desk.say(1.0, JobPaused(JobId(f"job{number}")))
-    assert desk.scheduler.policy_fault.startswith("policy Moody failed: AssertionError")
+        harness.say(1.0, JobPaused(JobId(f"job{number}")))
+    assert harness.scheduler.policy_fault.startswith("policy Moody failed: AssertionError")
 
 
 def test_the_place_in_its_file_is_told_and_so_is_why_nobody_can_tell_why() -> None:
-    desk = Desk("raises")
-    desk.say(0.0, submitted("a"))
-    told = desk.scheduler.why(desk.scheduler.jobs[JobId("a")])
-    assert told.startswith("its policy cannot tell why (policy Moody failed: KeyError: 'a' (test_job_order.py, line ")
-    desk.say(1.0, submitted("poison"))
-    assert desk.scheduler.policy_fault.startswith("policy Moody failed: KeyError: 'poison' (test_job_order.py, line ")
-    desk.say(2.0, PolicyChanged("fifo"))
-    assert desk.scheduler.policy_fault == "", "whoever chooses a policy knows"
+    harness = Harness("raises")
+    harness.say(0.0, submitted("a"))
+    told = harness.scheduler.why(harness.scheduler.jobs[JobId("a")])
+    assert told.startswith("no explanation (policy Moody failed: KeyError: 'a' (test_job_order.py, line ")
+    harness.say(1.0, submitted("poison"))
+    assert harness.scheduler.policy_fault.startswith(
+        "policy Moody failed: KeyError: 'poison' (test_job_order.py, line "
+    )
+    harness.say(2.0, PolicyChanged("fifo"))
+    assert harness.scheduler.policy_fault == "", "whoever chooses a policy knows"
 
 
 def test_without_another_policy_whoever_asked_is_told() -> None:

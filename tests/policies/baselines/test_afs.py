@@ -10,7 +10,7 @@ from carpool.core.messages import Assign
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.afs import Afs
 from carpool.sim.worlds.scaling import ScalingWorld
-from carpool.testing import Driven, check_books, drive
+from carpool.testing import Driven, check_state, drive
 from carpool.testing.scenarios import job
 
 EXPONENTS = (0.3, 0.5, 0.7, 0.9)
@@ -35,7 +35,7 @@ def hesrpt(sizes: Sequence[float], exponent: float, devices: int) -> float:
 def afs(sizes: Sequence[float], exponent: float, devices: int, policy: Afs) -> float:
     arrivals = [job(f"j{i}", 1, size, between=(1, devices)) for i, size in enumerate(sizes)]
     cluster = Cluster.build([(1, devices, "V100")])
-    run = drive(policy, cluster, arrivals, ScalingWorld(exponent=exponent), check=check_books)
+    run = drive(policy, cluster, arrivals, ScalingWorld(exponent=exponent), check=check_state)
     assert run.summary.finished == len(sizes)
     return run.summary.avg_jct_s
 
@@ -106,7 +106,7 @@ def test_short_jobs_first_when_there_are_more_jobs_than_devices() -> None:
 def test_widths_keep_to_what_jobs_accept(policy: Afs) -> None:
     cluster = Cluster.build([(1, 8, "V100")])
     arrivals = [job("rigid", 3), job("up", 1, 10.0, between=(1, 2)), job("gang", 2, 10.0, between=(2, 8))]
-    run = drive(policy, cluster, arrivals, ScalingWorld(exponent=0.5), check=check_books)
+    run = drive(policy, cluster, arrivals, ScalingWorld(exponent=0.5), check=check_state)
     first = {
         order.job: order.allocation.num_devices for at, order in run.orders if at == 0.0 and isinstance(order, Assign)
     }
@@ -115,7 +115,7 @@ def test_widths_keep_to_what_jobs_accept(policy: Afs) -> None:
 
 def test_a_job_that_no_kind_can_hold_is_left_out() -> None:
     cluster = Cluster.build([(1, 1, "K80"), (1, 1, "V100")])
-    run = drive(Afs(), cluster, [job("wide", 2), job("a", 1, 1.0), job("b", 1, 2.0)], ScalingWorld(), check=check_books)
+    run = drive(Afs(), cluster, [job("wide", 2), job("a", 1, 1.0), job("b", 1, 2.0)], ScalingWorld(), check=check_state)
     assert {str(order.job) for _, order in run.orders} == {"a", "b"}
 
 
@@ -128,7 +128,7 @@ def test_a_job_without_gain_gets_no_more() -> None:
 def test_unlike_kinds_are_not_mixed_and_the_fastest_goes_first() -> None:
     cluster = Cluster.build([(1, 4, "K80"), (1, 2, "V100")])
     arrivals = [job("a", 1, 10.0, between=(1, 6)), job("b", 1, 20.0, between=(1, 6))]
-    run = drive(Afs(), cluster, arrivals, ScalingWorld(exponent=0.8, speeds={"V100": 3.0}), check=check_books)
+    run = drive(Afs(), cluster, arrivals, ScalingWorld(exponent=0.8, speeds={"V100": 3.0}), check=check_state)
     for _, order in run.orders:
         if isinstance(order, Assign):
             assert len({cluster.kind_of(device) for device in order.allocation.devices()}) == 1

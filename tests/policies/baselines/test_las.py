@@ -12,7 +12,7 @@ from carpool.core.policy import Plan, Snapshot
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.las import Las
 from carpool.policies.registry import parse_policy
-from carpool.testing import Driven, check_books, drive
+from carpool.testing import Driven, check_state, drive
 from carpool.testing.scenarios import job
 from carpool.testing.strategies import Scenario, random_scenarios
 
@@ -108,4 +108,4 @@ class Forgetful(Las):
 @settings(max_examples=60)
 @given(random_scenarios(14, elastic=False, trouble=False))
 def test_memory_saves_time_and_changes_nothing(ground: Scenario) -> None:
-    drive(Forgetful(thresholds=(6.0, 20.0), promote=3.0), ground.cluster, ground.arrivals, check=check_books)
+    drive(Forgetful(thresholds=(6.0, 20.0), promote=3.0), ground.cluster, ground.arrivals, check=check_state)

@@ -4,7 +4,7 @@ from carpool.core.messages import Assign
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import SchedHomo
 from carpool.sim.worlds.scaling import ScalingWorld
-from carpool.testing import Driven, check_books, drive
+from carpool.testing import Driven, check_state, drive
 from carpool.testing.scenarios import job
 
 UNLIKE = Cluster.build([(1, 2, "K80"), (1, 2, "V100")])
@@ -32,7 +32,7 @@ def test_does_not_preempt() -> None:
 def test_a_mixed_gang_goes_at_the_pace_of_its_slowest() -> None:
     arrivals = [job("a", 1, 100.0, kinds=["K80"]), job("gang", 3, 10.0)]
     assert drive(SchedHomo(), UNLIKE, arrivals, WORLD).summary.finished == 1  # three of one kind there are not
-    run = drive(SchedHomo(mixed=True), UNLIKE, arrivals, WORLD, check=check_books)
+    run = drive(SchedHomo(mixed=True), UNLIKE, arrivals, WORLD, check=check_state)
     assert moves(run) == [(0.0, "gang", [0, 1, 2]), (10.0, "a", [0])]
 
 

@@ -29,7 +29,7 @@ class TestContract(PolicyContract):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(Estimator):
     """An estimator that counts steps: seconds of a step by number of devices, and steps left."""
 
     seconds: Mapping[str, tuple[float, ...]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from carpool.core.errors import InputError
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import Assign, JobSubmitted, Order, ProgressReported, Woke
 from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.policy import Policy
@@ -30,8 +30,10 @@ class TestContract(PolicyContract):
 
 
 @dataclass(slots=True)
-class Believes:
+class Believes(Estimator):
     """An estimator that tunes batches, by a formula that a test may change."""
+
+    tunes_batches = True
 
     rate_of: Callable[[int, bool], float] = lambda count, several: count**0.8 * (0.5 if several else 1.0)
     batch_of: Callable[[int], int] = lambda count: 32 * count

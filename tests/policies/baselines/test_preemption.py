@@ -12,7 +12,7 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.queue import Entry
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.preemption import PreemptionResult, among, arrange, preempt
-from carpool.testing import Rig, check_books, drive
+from carpool.testing import Rig, check_state, drive
 from carpool.testing.strategies import Scenario, random_scenarios
 
 
@@ -63,7 +63,7 @@ def test_nobody_leaves_for_less_and_nothing_that_fits_waits(
     ground: Scenario, ranks: list[int], whole_nodes: bool, anew: bool
 ) -> None:
     policy = Ranked({f"j{i}": rank for i, rank in enumerate(ranks)}, whole_nodes=whole_nodes, anew=anew)
-    drive(policy, ground.cluster, ground.arrivals, check=check_books)
+    drive(policy, ground.cluster, ground.arrivals, check=check_state)
 
 
 def snapshot(cluster: Cluster, *held: tuple[str, Allocation]) -> Snapshot:

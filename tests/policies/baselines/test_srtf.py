@@ -15,7 +15,7 @@ from carpool.policies.baselines.nonpreemptive import Sjf
 from carpool.policies.baselines.srtf import Srtf, Wsrtf
 from carpool.sim.worlds.base import PlainWorld
 from carpool.sim.worlds.scaling import ScalingWorld
-from carpool.testing import Driven, Rig, check_books, drive
+from carpool.testing import Driven, Rig, check_state, drive
 from carpool.testing.scenarios import job
 
 ONE = Cluster.build([(1, 1, "V100")])
@@ -160,7 +160,7 @@ batches = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), min_size=1, 
 
 def total(policy: Policy, jobs: Batch, world: PlainWorld | ScalingWorld | None = None) -> float:
     arrivals = [job(f"j{i}", work=float(length), at=float(at)) for i, (at, length) in enumerate(sorted(jobs))]
-    run = drive(policy, ONE, arrivals, world, check=check_books)
+    run = drive(policy, ONE, arrivals, world, check=check_state)
     return run.summary.avg_jct_s * len(jobs) + sum(at for at, _ in jobs)
 
 
@@ -178,5 +178,5 @@ def test_wsrtf_is_optimal_for_a_batch_on_one_device(jobs: Batch) -> None:
         for order in permutations(jobs)
     )
     arrivals = [job(f"j{i}", work=float(length), weight=float(weight)) for i, (length, weight) in enumerate(jobs)]
-    summary = drive(Wsrtf(), ONE, arrivals, check=check_books).summary
+    summary = drive(Wsrtf(), ONE, arrivals, check=check_state).summary
     assert abs(summary.weighted_jct_s * sum(weight for _, weight in jobs) - best) < 1e-6

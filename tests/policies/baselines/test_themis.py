@@ -6,7 +6,7 @@ from carpool.core.errors import InputError
 from carpool.core.messages import Assign
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.themis import Themis
-from carpool.testing import Driven, check_books, drive
+from carpool.testing import Driven, check_state, drive
 from carpool.testing.scenarios import job
 
 ONE = Cluster.build([(1, 1, "V100")])
@@ -19,7 +19,7 @@ def moves(run: Driven) -> list[tuple[float, str, bool]]:
 def test_the_worst_treated_gets_the_lease_and_keeps_it_while_it_is() -> None:
     # at 10 s: a has rho (10 + 20) / 30 = 1, b (10 + 20) / 20 = 1.5; at 20 s: a (20 + 20) / 30 = 1.33, b still 1.5
     arrivals = [job("a", work=30.0), job("b", work=20.0)]
-    run = drive(Themis(lease_s=10.0, fraction=0.01), ONE, arrivals, check=check_books)
+    run = drive(Themis(lease_s=10.0, fraction=0.01), ONE, arrivals, check=check_state)
     assert moves(run) == [(0.0, "a", True), (10.0, "a", False), (10.0, "b", True), (30.0, "a", True)]
 
 

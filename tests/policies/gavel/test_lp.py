@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from carpool.policies.gavel.lp import (
-    Array,
+    Floats,
     Problem,
     finish_time_fairness,
     interior_point,
@@ -40,11 +40,11 @@ def problem(
     )
 
 
-def fair(instance: Problem) -> Array:
+def fair(instance: Problem) -> Floats:
     return finish_time_fairness(instance, instance.left / instance.isolated)
 
 
-def close(parts: Array, expected: list[list[float]]) -> None:
+def close(parts: Floats, expected: list[list[float]]) -> None:
     np.testing.assert_allclose(parts, expected, atol=1e-4)
 
 
@@ -129,7 +129,7 @@ def problems(draw: st.DrawFn) -> Problem:
 @pytest.mark.parametrize("program", [max_min, throughput, makespan, fair])
 @settings(max_examples=25)
 @given(instance=problems())
-def test_programs_stay_within_their_bounds(program: Callable[[Problem], Array], instance: Problem) -> None:
+def test_programs_stay_within_their_bounds(program: Callable[[Problem], Floats], instance: Problem) -> None:
     parts = program(instance)
     assert parts.shape == instance.rates.shape
     assert (parts >= 0.0).all()

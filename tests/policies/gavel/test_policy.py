@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import JobSubmitted, ProgressReported, Record
 from carpool.core.metrics import Metrics
 from carpool.core.model import Job, JobId, JobSpec, Kind
@@ -182,7 +182,7 @@ def test_jobs_of_unknown_length_are_planned_for(objective: str) -> None:
 
 
 @dataclass
-class Disappointing:
+class Disappointing(Estimator):
     """Believes 1.0 of every job, until told that some get nowhere."""
 
     version: int = 0

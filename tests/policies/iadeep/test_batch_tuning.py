@@ -20,6 +20,9 @@ SPEC = JobSpec(JobId("a"), batch_size=32, batch_range=(8, 2048))
 class Steps(DeclaredEstimator):
     """Steps take `fixed` and a thousandth for each sample, which takes a byte; gradients are as noisy as it is told."""
 
+    predicts_goodput = True
+    counts_steps = True
+
     noise: float = 1000.0
     fixed: float = 1.0
     spread: float = 0.0

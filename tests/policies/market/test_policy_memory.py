@@ -40,11 +40,10 @@ class Doubted(Carpool):
         return planned
 
 
-class Unlike:
+class Unlike(Estimator):
     """An estimator that does not say which jobs are alike, and changes its mind at every report."""
 
-    def __init__(self) -> None:
-        self.version = 0
+    version = 0
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         return Estimate(WORLD.rate(spec, placement) * (1.0 + 0.01 * self.version), 0.1)
@@ -114,7 +113,7 @@ def test_limits_that_change_are_obeyed_by_who_is_known_already() -> None:
         view.occupancy,
         {job.id: job._replace(spec=replace(job.spec, max_devices=2))},
         view.waiting,
-        view.roster,
+        view.running_jobs,
         view.estimates,
     )
     (change,) = scheduler.policy.plan(narrow).changes

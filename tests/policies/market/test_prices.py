@@ -1,90 +1,98 @@
-"""What kinds cost against each other, and when that is asked again."""
-
-import json
-from dataclasses import replace
-from random import Random
+"""Prices clear the market, and worths order jobs as the known optima do."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.model import JobId, JobSpec
-from carpool.core.topology import Cluster
-from carpool.policies.market.policy import Carpool
-from carpool.policies.market.prices import KindPrices, Market, demand_of, relative_prices
-from carpool.sim.engine import simulate
-from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.parts import KINDS, PartsWorld
+from carpool.policies.market.prices import Market, ends
 
 
-def market(fast: int, slow: int, *, slowness: float, work: float = 100.0) -> Market:
-    """Jobs of one device: `fast` run well only on the first kind, `slow` run alike on both; one device of each."""
-    rates = np.array([[1.0, slowness]] * fast + [[1.0, 1.0]] * slow)
-    jobs = len(rates)
-    return Market(rates, np.eye(2), np.ones(2), np.ones(jobs), np.full(jobs, work))
+def power_market(sizes: list[float], exponent: float, devices: int) -> Market:
+    counts = np.arange(1.0, devices + 1.0)
+    rates = np.tile(counts**exponent, (len(sizes), 1))
+    return Market(rates, counts[:, None], np.array([float(devices)]), np.ones(len(sizes)), np.array(sizes))
 
 
-def test_a_kind_costs_as_much_less_as_jobs_get_on_worse_there() -> None:
-    outlook = relative_prices(market(8, 0, slowness=0.25), 0.0)
-    assert outlook.along is not None
-    assert outlook.along[1] / outlook.along[0] == pytest.approx(0.25, rel=0.05)
+def cleared(market: Market) -> tuple[np.ndarray, np.ndarray]:
+    parts = ends(market.work, market.weights)
+    return market.clear(parts), parts
 
 
-def test_jobs_that_do_not_mind_make_a_slow_kind_as_dear_as_the_fast_one() -> None:
-    outlook = relative_prices(market(1, 8, slowness=0.25), 0.0)
-    assert outlook.along is not None
-    assert outlook.along[1] / outlook.along[0] == pytest.approx(1.0, rel=0.05)
+def test_devices_that_nobody_waits_for_cost_nothing() -> None:
+    market = Market(np.ones((3, 1)), np.ones((1, 1)), np.array([5.0]), np.ones(3), np.array([1.0, 2.0, 3.0]))
+    prices, parts = cleared(market)
+    assert prices[0] < 1e-3
+    assert market.taken(prices, parts)[0] == 3.0
 
 
-def test_it_says_nothing_where_nobody_would_wait() -> None:
-    plenty = replace(market(3, 0, slowness=0.25), supply=np.array([9.0, 9.0]))
-    assert relative_prices(plenty, 5.0).along is None
+@pytest.mark.parametrize("exponent", [0.3, 0.5, 0.7])
+def test_shares_of_a_batch_are_nearly_those_of_hesrpt(exponent: float) -> None:
+    devices, sizes = 512, [100.0, 50.0, 20.0, 10.0]
+    market = power_market(sizes, exponent, devices)
+    prices, parts = cleared(market)
+    values = market.worths(prices, parts)[:, None] * market.rates - market.needs @ prices
+    edges = (np.arange(5) / 4) ** (1.0 / (1.0 - exponent))
+    assert values.argmax(axis=1) + 1 == pytest.approx(np.diff(edges) * devices, abs=0.03 * devices)
 
 
-def test_it_holds_for_an_interval_unless_jobs_or_devices_change() -> None:
-    now = market(6, 0, slowness=0.5)
-    outlook = relative_prices(now, 10.0)
-    assert outlook.until > 10.0
-    assert outlook.holds(now, 10.0)
-    assert outlook.holds(market(7, 0, slowness=0.5), 10.0)
-    assert not outlook.holds(now, outlook.until)
-    assert not outlook.holds(market(12, 0, slowness=0.5), 10.0)
-    assert not outlook.holds(market(3, 0, slowness=0.5), 10.0)
-    assert not outlook.holds(replace(now, supply=np.array([1.0, 2.0])), 10.0)
+def test_gangs_of_one_width_go_by_remaining_time_over_weight() -> None:
+    weights, work = np.array([1.0, 1.0, 4.0, 1.0]), np.array([30.0, 10.0, 60.0, 20.0])
+    market = Market(np.ones((4, 1)), np.array([[2.0]]), np.array([4.0]), weights, work)
+    parts = ends(market.bills(np.array([0.5])), weights)
+    prices = market.clear(parts)
+    worths = market.worths(prices, parts)
+    assert np.argsort(-worths[[0, 1, 3]]).tolist() == [1, 2, 0]
+    assert worths[2] > worths[0]
 
 
-def test_it_comes_back_from_a_note_as_it_went_in() -> None:
-    outlook = relative_prices(market(6, 0, slowness=0.5), 10.0)
-    assert KindPrices.of_note(json.loads(json.dumps(outlook.as_note()))) == outlook
+def test_the_part_of_weight_left_counts_those_who_end_later_and_those_who_come() -> None:
+    bills, weights = np.array([5.0, 1.0, 9.0]), np.array([1.0, 1.0, 2.0])
+    assert ends(bills, weights).tolist() == [0.5, 0.75, 0.0]
+    assert ends(bills, weights, 0.5).tolist() == [0.625, 0.75, 0.25]
 
 
-@given(st.lists(st.tuples(st.floats(1.0, 1e4), st.floats(0.5, 5.0), st.floats(0.0, 1.0)), min_size=3, max_size=40))
-def test_jobs_that_are_taken_together_are_as_much_as_before(jobs: list[tuple[float, float, float]]) -> None:
-    work, weights, slow = (np.array(column) for column in zip(*jobs, strict=True))
-    rates = np.column_stack([np.ones(len(jobs)), slow])
-    all_of = Market(rates, np.eye(2), np.array([4.0, 4.0]), weights, work)
-    one_by_one, together = demand_of(all_of), demand_of(all_of, most=3)
-    assert len(one_by_one.work) == len(jobs)
-    assert len(together.work) <= 4  # those that cannot use a kind are never taken together with those that can
-    for column in ("work", "weights", "widths"):
-        assert getattr(together, column).sum() == pytest.approx(getattr(one_by_one, column).sum())
+@given(
+    st.lists(st.tuples(st.floats(1.0, 1e4), st.floats(0.5, 5.0), st.floats(0.1, 3.0)), min_size=1, max_size=12),
+    st.integers(4, 32),
+    st.floats(0.0, 0.5),
+)
+def test_no_more_is_wanted_than_there_is(jobs: list[tuple[float, float, float]], devices: int, replaced: float) -> None:
+    counts = np.array([1.0, 2.0, 4.0])
+    work, weights, speeds = (np.array(column) for column in zip(*jobs, strict=True))
+    market = Market(speeds[:, None] * counts**0.8, counts[:, None], np.array([float(devices)]), weights, work)
+    parts = ends(market.bills(np.array([0.1])), weights, replaced)
+    prices = market.clear(parts)
+    assert market.taken(prices, parts)[0] <= devices
+    assert prices[0] == 0.0 or market.taken(prices / 3.0, parts)[0] >= market.taken(prices, parts)[0]
 
 
-def test_on_unlike_kinds_the_default_comes_near_to_what_no_schedule_can_beat() -> None:
-    random, world = Random(2), PartsWorld.generate(2)
-    specs = [
-        JobSpec(
-            JobId(f"j{number}"),
-            random.choice((1, 2, 4)),
-            random.lognormvariate(5.0, 1.0),
-            random.choice(list(world.part_s)),
-            weight=float(random.randint(1, 5)),
-        )
-        for number in range(40)
-    ]
-    arrivals, cluster = world.prepare(
-        [Arrival(0.0, spec) for spec in specs], Cluster.build([(1, 5, kind) for kind in KINDS])
-    )
-    found = simulate(arrivals, cluster, Carpool(), world).summary()
-    assert found.weighted_jct_s <= 1.11 * world.weighted_jct_bound_s(arrivals, cluster)
+def test_along_a_direction_all_that_is_wanted_is_worth_no_more_than_all_there_is() -> None:
+    random = np.random.default_rng(0)
+    rates = np.column_stack([np.ones(40), random.uniform(0.2, 0.6, 40)])
+    market = Market(rates, np.eye(2), np.array([4.0, 6.0]), np.ones(40), random.lognormal(4.0, 1.0, 40))
+    parts = ends(market.work, market.weights)
+    along = np.array([3.0, 1.0])
+    prices = market.clear(parts, along=along)
+    assert 1.0 / 1.44 <= prices[1] / prices[0] * 3.0 <= 1.44
+    assert along @ market.taken(prices * 1.2, parts) <= along @ market.supply
+    assert along @ market.taken(prices / 2.0, parts) > along @ market.supply
+
+
+def test_what_nobody_may_take_changes_nothing_in_a_large_market() -> None:
+    random = np.random.default_rng(5)
+    jobs, widths = 400, np.array([1.0, 2.0, 4.0, 8.0])
+    needs = np.concatenate([np.stack([widths, 0 * widths], 1), np.stack([0 * widths, widths], 1)])
+    rates = random.uniform(0.5, 2.0, (jobs, 1)) * np.concatenate([widths**0.7, 0.4 * widths**0.7])
+    rates[random.random((jobs, 8)) < 0.4] = 0.0
+    rates[7] = 0.0
+    weights, work, supply = random.uniform(1.0, 3.0, jobs), random.uniform(10.0, 1e3, jobs), np.array([300.0, 200.0])
+    wide = np.concatenate([needs, np.tile(needs[:1], (8, 1))])
+    market = Market(rates, needs, supply, weights, work)
+    padded = Market(np.concatenate([rates, np.zeros((jobs, 8))], axis=1), wide, supply, weights, work)
+    assert rates.size < 5_000 < padded.rates.size, "one is reckoned as a whole, the other by what jobs may take"
+    parts = np.full(jobs, 0.5)
+    for prices in (np.array([0.3, 0.1]), np.array([2.0, 0.5])):
+        able = rates.any(axis=1)
+        assert (market.worths(prices, parts) == padded.worths(prices, parts))[able].all()
+        assert (market.taken(prices, parts) == padded.taken(prices, parts)).all()

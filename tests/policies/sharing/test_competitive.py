@@ -31,7 +31,7 @@ LEVELS = (0.25, 0.4, 0.5, 0.75, 1.0)
 USES = {"light": (0.2, 0.05), "middle": (0.5, 0.3), "heavy": (0.9, 0.6)}
 
 
-class Contended:
+class Contended(Estimator):
     """An estimator that knows the contention rule."""
 
     version = 0
@@ -363,7 +363,7 @@ class Roomy(Law):
         longer = fixed + (1.0 - fixed) * (placement.batch_size or own) / own
         return Pace(super().pace(spec, done, placement).rate / longer)
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         return TrainingSignals(noise=8.0 * spec.batch_size)
 
 
@@ -374,7 +374,7 @@ def test_shares_and_batches_are_found_together_where_nothing_is_known() -> None:
         run = drive(Competitive(), Cluster.build([(1, 1, "H200")]), arrivals, Roomy(), report_every_s=0.2)
         kept = next(r.planned.reason for r in run.records if r.planned and "keeps" in r.planned.reason)
         if options:
-            assert "of batch" in kept
+            assert "with batch size" in kept
         return float(kept.rpartition(" ")[2])
 
     assert value_of(batch_range=(64, 512)) > 1.3 * value_of()
@@ -386,7 +386,7 @@ def test_a_mix_of_which_nothing_is_known_is_given_up_when_it_is_slower_than_turn
 
     run = drive(Competitive(), Cluster.build([(1, 1, "H200")]), stream(2, 20_000.0), Bad(), report_every_s=0.2)
     told = [record.planned.reason for record in run.records if record.planned]
-    assert any("waits: together they reached" in reason for reason in told), told
+    assert any("waits: sharing" in reason for reason in told), told
     assert run.summary.finished == 2
 
 

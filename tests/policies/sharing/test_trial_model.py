@@ -27,7 +27,7 @@ class Counting(DeclaredEstimator):
     def progress(self, spec: JobSpec, batch_size: int) -> float:
         return batch_size / 64
 
-    def memory(self, spec: JobSpec) -> int:
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
         return 7
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
-from carpool.predictors.gaussian_process import GaussianProcess
+from carpool.predictors.gaussian_process import GaussianRegressor
 from carpool.predictors.sharing.colocation import ColocationTable
 from carpool.predictors.sharing.interference import Interference, Member, features
 from carpool.testing import PredictorContract
@@ -84,7 +84,7 @@ MODEL = Interference("gp").fit(*made_up(20, seed=4))
 
 
 def test_before_anything_is_learned_it_says_so() -> None:
-    with pytest.raises(InputError, match="no group"):
+    with pytest.raises(InputError, match="no measured groups"):
         Interference().predict([[Member((0.5,)), Member((0.5,))]])
 
 
@@ -95,7 +95,7 @@ def test_a_value_for_each_member() -> None:
 
 def test_a_file_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "other").write_text('{"schema": 1}')
-    with pytest.raises(InputError, match="no saved interference model"):
+    with pytest.raises(InputError, match="not a saved interference model"):
         Interference.load(tmp_path / "other")
 
 
@@ -120,7 +120,7 @@ def test_spread_covers_the_errors(colocation: ColocationTable) -> None:
 
 def test_gaussian_process_interpolates_and_doubts() -> None:
     rows = np.linspace(0.0, 6.0, 13)[:, None]
-    model = GaussianProcess().fit(rows, np.sin(rows[:, 0]))
+    model = GaussianRegressor().fit(rows, np.sin(rows[:, 0]))
     mean, std = model.predict(np.array([[1.25], [20.0]]))
     assert mean[0] == pytest.approx(np.sin(1.25), abs=0.05)
     assert std[1] > 3.0 * std[0]

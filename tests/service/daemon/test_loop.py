@@ -237,7 +237,7 @@ def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> N
         after = 0
         programs: dict[str, Program] = {}
         if store.balance is not None:
-            scheduler.reopen(store.balance.balance)
+            scheduler.restore(store.balance.balance)
             after = store.balance.number
             programs = {job: Program(**detail["program"]) for job, detail in store.balance.details.items()}
         assert (after > 0) == balanced
@@ -388,7 +388,7 @@ def test_records_that_a_balance_stands_for_are_dropped_in_time(house: House) -> 
         assert [entry.number for entry in store.entries()] == before[-8:]
         _, again, recovered = house.opened(machine)
         assert again.balance is not None
-        recovered.reopen(again.balance.balance)
+        recovered.restore(again.balance.balance)
         assert recovered.outcome(JobId("j0")) is Phase.FINISHED, "how jobs ended is in the balance"
 
     asyncio.run(main())

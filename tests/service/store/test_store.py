@@ -275,7 +275,7 @@ def test_a_commit_that_fails_leaves_both_copies_as_they_were(folder: Path, opene
 def test_a_disk_too_full_for_a_balance_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 3)
     large = {JobId("job-1"): {"entry": "x" * (1 << 22)}}
-    kept = store.close_books(lived(store, 3).balance(), large)
+    kept = store.close_books(lived(store, 3).state(), large)
     store.put_down(kept, snapshot_text(kept), 1)
     with _files_up_to(1 << 20):
         fill_from(store, 4, 5)
@@ -288,7 +288,7 @@ def test_a_disk_too_full_for_a_balance_fails_no_commit(tmp_path: Path, opened: O
 def test_a_log_that_cannot_be_written_anew_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 6)
     (tmp_path / LOG).with_suffix(".new").mkdir()
-    kept = store.close_books(lived(store, 6).balance())
+    kept = store.close_books(lived(store, 6).state())
     store.put_down(kept, snapshot_text(kept), 2)
     fill_from(store, 7, 8)
     (tmp_path / LOG).with_suffix(".new").rmdir()
@@ -328,7 +328,7 @@ def lived(store: Store, upto: int) -> Scheduler:
 
 def test_a_start_folds_only_what_follows_the_newest_balance(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 6)
-    store.keep_balance(lived(store, 6).balance())
+    store.keep_balance(lived(store, 6).state())
     store.record(Record(7.0, (JobCancelled(JobId("job-2")),)))
     store.close()
     again = opened(tmp_path)
@@ -340,7 +340,7 @@ def test_a_start_folds_only_what_follows_the_newest_balance(tmp_path: Path, open
 def test_a_balance_may_be_written_out_while_records_go_on(tmp_path: Path, opened: Opening) -> None:
     store = opened(tmp_path)
     store.record(submission(1))
-    closed = store.close_books(lived(store, 1).balance())
+    closed = store.close_books(lived(store, 1).state())
     store.record(submission(2))
     store.put_down(closed, snapshot_text(closed), 100)
     assert store.balance is None  # not before what it stands for is durable
@@ -354,7 +354,7 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
     store = fill(opened(tmp_path), 6)
     store.forget_before(5)
     assert len(records_in(store)) == 6, "nothing stands for them yet"
-    balance = lived(store, 6).balance()
+    balance = lived(store, 6).state()
     details = {JobId("job-1"): {"entry": "digits.py:mlp"}}
     store.keep_balance(balance, details)
     store.forget_before(4)
@@ -403,7 +403,7 @@ def test_reports_and_marks_are_kept_with_the_records_they_came_before(tmp_path: 
     ]
     assert [len(entry.record.facts) for entry in again.entries()] == [1, 1, 0]
     assert again.mark == CommitMark(2, 1, 6)
-    again.keep_balance(lived(again, 2).balance())
+    again.keep_balance(lived(again, 2).state())
     again.forget_before(1000)
     again.close()
     assert opened(tmp_path).mark == CommitMark(2, 1, 6), "the balance has it too"
@@ -418,7 +418,7 @@ def test_instant_zero_has_a_date_that_outlives_every_start(tmp_path: Path) -> No
 
 def test_a_crash_in_the_middle_of_forgetting(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path / "store"), 6)
-    store.keep_balance(lived(store, 6).balance())
+    store.keep_balance(lived(store, 6).state())
     shutil.copytree(tmp_path / "store", tmp_path / "copy")
     store.forget_before(4)
     shutil.copy(tmp_path / "store" / LOG, tmp_path / "copy" / LOG)  # the log is new, the database still old

@@ -107,7 +107,7 @@ def test_check_refuses_an_unknown_job_type(world: GavelWorld) -> None:
 
 
 def test_check_refuses_an_unknown_kind(world: GavelWorld) -> None:
-    with pytest.raises(UnknownName, match=r"unknown device kind 'V10'.* Did you mean v100"):
+    with pytest.raises(UnknownName, match=r"unknown device type 'V10'.* Did you mean v100"):
         world.check([BIG], Cluster.build([(1, 4, "V10")]))
 
 

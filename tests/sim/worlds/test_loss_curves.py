@@ -34,7 +34,7 @@ class TestContract(EstimatorContract):
 def test_a_job_ends_with_the_first_window_whose_mean_is_at_the_target() -> None:
     world = LossWorld({"vgg": LEARNER}, seed=3)
     end = int(world.work(SPEC))
-    heard = np.array([world.signs(SPEC, float(step), on(1)).loss for step in range(1, end + 1)])
+    heard = np.array([world.signals(SPEC, float(step), on(1)).loss for step in range(1, end + 1)])
     means = np.convolve(heard, np.full(10, 0.1), "valid")
     assert means[-1] <= LEARNER.target
     assert (means[:-1] > LEARNER.target).all()
@@ -42,7 +42,7 @@ def test_a_job_ends_with_the_first_window_whose_mean_is_at_the_target() -> None:
 
 def test_histories_differ_by_seed_and_job_and_by_nothing_else() -> None:
     def loss(seed: int, name: str) -> float | None:
-        return LossWorld({"vgg": LEARNER}, seed).signs(replace(SPEC, id=JobId(name)), 50.0, on(2)).loss
+        return LossWorld({"vgg": LEARNER}, seed).signals(replace(SPEC, id=JobId(name)), 50.0, on(2)).loss
 
     assert loss(1, "a") == loss(1, "a")
     assert len({loss(1, "a"), loss(2, "a"), loss(1, "b")}) == 3
@@ -81,7 +81,7 @@ def test_the_estimator_is_near_the_truth_in_the_middle_of_a_run() -> None:
     end = world.work(SPEC)
     assert estimator.remaining(job, 0.0).std > 0.0  # a guess
     for step in range(10, int(0.6 * end), 10):
-        loss = world.signs(SPEC, float(step), on(3)).loss
+        loss = world.signals(SPEC, float(step), on(3)).loss
         estimator.learn(0.0, job, ProgressReported(job.id, 1, float(step), 10.0, loss))
     left = estimator.remaining(job._replace(done=0.6 * end), 0.0)
     assert left.mean == pytest.approx(0.4 * end, rel=0.35)

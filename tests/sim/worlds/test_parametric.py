@@ -14,7 +14,6 @@ from carpool.core.errors import InputError
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Neighbour, Placement
-from carpool.policies.estimator_queries import KnowsMemory, KnowsUse
 from carpool.sim.worlds import parse_world
 from carpool.sim.worlds.contention import Contender, Contention
 from carpool.sim.worlds.parametric import ParametricEstimator, ParametricWorld
@@ -215,7 +214,7 @@ def test_memory_is_written_into_specs_and_cluster() -> None:
     truth = world()
     cluster = truth.furnished(Cluster.build([(1, 2, "V100"), (1, 1, "K80")]))
     assert [bank.memory_bytes for node in cluster.nodes for bank in node.banks] == [16 * GIB, 12 * GIB]
-    with pytest.raises(InputError, match=r"unknown kind 'V10'\. Did you mean V100"):
+    with pytest.raises(InputError, match=r"unknown device type 'V10'\. Did you mean V100"):
         truth.furnished(Cluster.build([(1, 1, "V10")]))
     assert truth.declared(job()).memory_bytes == 2 * GIB
     assert truth.declared(job(memory_bytes=7)).memory_bytes == 7
@@ -236,33 +235,33 @@ def test_memory_is_written_into_specs_and_cluster() -> None:
 )
 def test_prices(before: Placement | None, after: Placement, price: float) -> None:
     truth = replace(world(), prices=ChangeCosts(batch_s=0.25, switch_s=0.125))
-    assert truth.price(job(), before, after) == price
+    assert truth.change_s(job(), before, after) == price
 
 
 def test_a_model_may_have_a_cold_start_of_its_own() -> None:
-    assert world(start_s=0.0).price(job(), None, on()) == 0.0
+    assert world(start_s=0.0).change_s(job(), None, on()) == 0.0
 
 
 @given(st.floats(0.0, 100.0), st.floats(0.0, 100.0))
 def test_loss_falls_and_noise_grows(one: float, other: float) -> None:
     truth = world()
-    early, late = truth.signs(job(), min(one, other), ALONE), truth.signs(job(), max(one, other), ALONE)
+    early, late = truth.signals(job(), min(one, other), ALONE), truth.signals(job(), max(one, other), ALONE)
     assert (early.loss or 0.0) >= (late.loss or 0.0) > 0.02
     assert 0.0 < (early.noise or 0.0) <= (late.noise or 0.0)
 
 
 def test_loss_goes_from_start_to_end() -> None:
     truth = world(loss=(2.3, 0.1, 0.02))
-    assert truth.signs(job(), 0.0, ALONE).loss == pytest.approx(2.3)
-    assert truth.signs(job(), 100.0, ALONE).loss == pytest.approx(0.1)
+    assert truth.signals(job(), 0.0, ALONE).loss == pytest.approx(2.3)
+    assert truth.signals(job(), 100.0, ALONE).loss == pytest.approx(0.1)
     middle = 1.0 / ((1 / 0.08 - 1 / 2.28) * 0.5 + 1 / 2.28) + 0.02
-    assert truth.signs(job(), 50.0, ALONE).loss == pytest.approx(middle)
+    assert truth.signals(job(), 50.0, ALONE).loss == pytest.approx(middle)
 
 
 def test_checkpoints_keep_what_was_saved() -> None:
     truth = replace(world(), setting=TopLevelKeys(checkpoint_every=30.0))
-    assert truth.kept(job(), 89.0) == 60.0
-    assert world().kept(job(), 89.0) == 89.0
+    assert truth.checkpointed(job(), 89.0) == 60.0
+    assert world().checkpointed(job(), 89.0) == 89.0
 
 
 def test_a_job_without_length_gets_its_models() -> None:
@@ -276,8 +275,6 @@ def test_the_estimator_is_an_oracle_and_knows_use_and_memory() -> None:
     oracle = truth.estimator()
     placement = on(K80, fraction=0.5, neighbours=(Neighbour(job("resnet18")),))
     assert oracle.rate(job("vgg16"), placement) == (truth.pace(job("vgg16"), 0.0, placement).rate, 0.0)
-    assert isinstance(oracle, KnowsUse)
-    assert isinstance(oracle, KnowsMemory)
     assert oracle.use(job("vgg16"), K80) == truth.use(job("vgg16"), K80)
     assert oracle.memory(job("vgg16")) == truth.memory(job("vgg16"))
 
@@ -289,7 +286,7 @@ def test_the_estimator_learns_the_noise_scale() -> None:
     running = Job(spec, 0, 0.0, Phase.RUNNING, done=60.0)
     before = oracle.rate(spec, on(batch_size=512)).mean
     assert before == truth.pace(spec, 0.0, on(batch_size=512)).rate
-    oracle.learn(5.0, running, ProgressReported(spec.id, 1, 60.0, 1.0, noise=truth.signs(spec, 60.0, ALONE).noise))
+    oracle.learn(5.0, running, ProgressReported(spec.id, 1, 60.0, 1.0, noise=truth.signals(spec, 60.0, ALONE).noise))
     assert oracle.version == 1
     assert oracle.rate(spec, on(batch_size=512)).mean == truth.pace(spec, 60.0, on(batch_size=512)).rate > before
     assert oracle.remaining(running, 0.0).mean == 40.0

@@ -92,9 +92,9 @@ def test_a_switch_is_paid_where_devices_change() -> None:
     spec = JobSpec(JobId("a"), 2, 10.0, model="bert")
     here = on((V100, 2))
     cold = PartsWorld.generate(0, "cold")
-    assert cold.price(spec, None, here) == cold.price(spec, here, here) == 9.01699
-    assert cold.price(spec, here, on((V100, 2), turn=1)) == 0.0
-    assert PartsWorld.generate(0).price(spec, None, here) == 0.004
+    assert cold.change_s(spec, None, here) == cold.change_s(spec, here, here) == 9.01699
+    assert cold.change_s(spec, here, on((V100, 2), turn=1)) == 0.0
+    assert PartsWorld.generate(0).change_s(spec, None, here) == 0.004
 
 
 def test_a_generated_world_is_as_described() -> None:

@@ -113,12 +113,12 @@ def test_bad_files_are_named(tmp_path: Path, name: str, text: str, problem: str)
 def test_folders_without_profiles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no profile of any application"):
         PolluxWorld.load(tmp_path)
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         PolluxWorld.load(tmp_path / "nowhere")
 
 
 def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has 3 epochs, 4 are needed"):
+    with pytest.raises(InputError, match="has 3 epochs, needs 4"):
         PolluxWorld.load(write(tmp_path), rules={"toy": ApplicationRules(4)})
 
 
@@ -164,10 +164,10 @@ def test_the_spec_s_batch_is_used_unless_the_placement_names_one(world: PolluxWo
 
 
 def test_signs_are_noise_and_step_times(world: PolluxWorld) -> None:
-    signs = world.signs(TOY, 80.0, on(2, batch=32))
+    signs = world.signals(TOY, 80.0, on(2, batch=32))
     assert signs == pytest.approx((None, 8 * 8.0, 0.41, 0.05))  # reference 8 · variance 8 / square 1
-    assert world.signs(TOY, 80.0, on(2, batch=24)).noise == pytest.approx(8 * 6.0)  # between two batch sizes
-    assert world.signs(TOY, 200.0, on(2, batch=32)).noise == 1e12  # no gradient at all: JSON knows no infinity
+    assert world.signals(TOY, 80.0, on(2, batch=24)).noise == pytest.approx(8 * 6.0)  # between two batch sizes
+    assert world.signals(TOY, 200.0, on(2, batch=32)).noise == 1e12  # no gradient at all: JSON knows no infinity
 
 
 def test_sharing_is_by_fraction(world: PolluxWorld) -> None:
@@ -178,10 +178,10 @@ def test_sharing_is_by_fraction(world: PolluxWorld) -> None:
 
 
 def test_prices(world: PolluxWorld) -> None:
-    assert world.price(TOY, None, on(2)) == 30.0
-    assert world.price(TOY, on(2), on(1, 1)) == 30.0
-    assert world.price(TOY, on(2, batch=16), on(2, batch=16)) == 30.0  # other devices of the same shape
-    assert world.price(TOY, on(2, batch=16), on(2, batch=32)) == 0.0
+    assert world.change_s(TOY, None, on(2)) == 30.0
+    assert world.change_s(TOY, on(2), on(1, 1)) == 30.0
+    assert world.change_s(TOY, on(2, batch=16), on(2, batch=16)) == 30.0  # other devices of the same shape
+    assert world.change_s(TOY, on(2, batch=16), on(2, batch=32)) == 0.0
 
 
 def test_jobs_become_elastic(world: PolluxWorld) -> None:

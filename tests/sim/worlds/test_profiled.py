@@ -95,7 +95,7 @@ def test_profiles_charge_starts_and_ends_as_they_were_seen(folder: Path) -> None
     world, job = ProfileWorld.load(path), JobSpec(JobId("a"))
     assert makespan(world, Cluster.build([(1, 1, "cpu1")]), job) == pytest.approx(12.25)
     one, two = (Placement(((Kind("cpu1"), count),)) for count in (1, 2))
-    assert (world.price(job, None, one), world.price(job, one, two)) == (2.0, 0.5)
+    assert (world.change_s(job, None, one), world.change_s(job, one, two)) == (2.0, 0.5)
 
 
 def test_what_is_learned_in_a_believed_world_does_not_change_its_truth() -> None:

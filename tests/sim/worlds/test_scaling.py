@@ -30,7 +30,7 @@ def test_shares_are_scaled_down_past_one() -> None:
 
 def test_prices_and_estimates() -> None:
     here = Placement(((V100, 2),))
-    assert (WORLD.price(SPEC, None, here), WORLD.price(SPEC, here, here)) == (2.0, 1.0)
+    assert (WORLD.change_s(SPEC, None, here), WORLD.change_s(SPEC, here, here)) == (2.0, 1.0)
     assert WORLD.estimator().rate(SPEC, here).mean == WORLD.pace(SPEC, 0.0, here).rate == 3.0
 
 

@@ -55,7 +55,7 @@ def test_the_network_is_never_faster_than_the_node() -> None:
 def test_large_states_are_dear_to_move() -> None:
     world, arrivals = prepared(2)
     here, there = Placement(((A, 1),)), Placement(((A, 2),))
-    by_state = sorted((spec.memory_bytes, world.price(spec, here, there)) for _, spec in arrivals)
+    by_state = sorted((spec.memory_bytes, world.change_s(spec, here, there)) for _, spec in arrivals)
     assert by_state == sorted(by_state, key=lambda pair: pair[1])
     assert by_state[0][1] > 1.0
 
@@ -95,7 +95,7 @@ def test_prices_of_moves_are_learned_on_the_way() -> None:
     assert known.num_moves > len(arrivals)
     here = Placement(((A, 1),))
     for _, spec in arrivals[:4]:
-        truth = world.price(spec, here, here)
+        truth = world.change_s(spec, here, here)
         found = estimator.move_s(spec)
         assert found is not None
         assert found == pytest.approx(truth, rel=0.5)

@@ -8,9 +8,9 @@ from carpool.core.errors import place_of
 from carpool.core.model import Job
 from carpool.core.policy import Policy, Snapshot
 
-POLICY_EXCEPTIONS = (Exception, SystemExit)  # that a policy may raise: a file of somebody's own may call exit()
+POLICY_EXCEPTIONS = (Exception, SystemExit)  # that a policy may raise; a policy file may call exit()
 
-_LONGEST = 300  # of an error's own words: they are shown beside other things
+_LONGEST = 300  # characters of an error's text
 
 
 def describe_policy_failure(policy: Policy, error: BaseException) -> str:
@@ -27,17 +27,17 @@ _EPSILON = 1e-9
 
 
 def jobs_to_release(view: Snapshot) -> list[Job]:
-    """Running jobs whose holdings the policy could not have given out: they have to leave before it is asked.
+    """Running jobs to release because the policy could not have made their allocations.
 
-    One that gives out whole devices counts them as if each had one holder. One that shares lets fractions sum up to its
-    own limit. The job submitted first stays; an exact one keeps its share for life, and may have it on a device alone.
+    A policy that does not share expects one holder per device; one that shares has a limit on the sum of fractions.
+    The job submitted first stays. An exact job keeps its share for life, and may hold it alone on a device.
     """
     leaving: list[Job] = []
     loads: dict[int, float] = {}
     for job in sorted(view.running(), key=lambda job: job.seq):
         assert job.desired is not None
         taken = [(device, share.fraction) for share in job.desired.shares for device in share.devices]
-        if _is_given_by(view.policy, job) and _fits(view.policy, loads, taken):
+        if _is_possible(view.policy, job) and _fits(view.policy, loads, taken):
             for device, fraction in taken:
                 loads[device] = loads.get(device, 0.0) + fraction
         else:
@@ -45,7 +45,7 @@ def jobs_to_release(view: Snapshot) -> list[Job]:
     return leaving
 
 
-def _is_given_by(policy: Policy, job: Job) -> bool:
+def _is_possible(policy: Policy, job: Job) -> bool:
     assert job.desired is not None
     fractions = job.desired.fractions
     return policy.may_share or fractions in {(1.0,), job.lane}

@@ -1,9 +1,9 @@
 """Priorities and deadlines: rank jobs above the policy's own order.
 
-A job's *rank* is its priority, and one more while its deadline presses. Lower ranks are shown to the policy only when
-it starts none of the higher ones, so that of two jobs that wait the higher starts first; devices that it cannot use are
-given to others all the same. Among jobs of one rank the policy decides alone. The weight counts by rank as well
-(`weighed`), so that policies that weigh take devices from running jobs for it.
+A job's *rank* is its priority, plus one while its deadline is urgent. The policy sees lower ranks only once it starts
+no job of higher ones, so a waiting job of higher rank starts first, and devices it cannot use go to others. Among jobs
+of one rank the policy decides alone. Rank also multiplies the weight (`weight_with_priority`), so policies that use
+weights preempt running jobs for it.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from carpool.core.topology import Placement
 
 PRIORITIES = {"low": -1, "normal": 0, "high": 1, "urgent": 2}
 
-_FACTOR = 8.0  # on the weight, for each rank
-_MARGIN = 2.0  # a deadline presses when less than this many times the expected time is left
-_UNKNOWN = 0.25  # of the time given: expected of a job of which nothing is known
+_FACTOR = 8.0  # on the weight, per rank
+_MARGIN = 2.0  # a deadline is urgent when less than this many times the expected time is left
+_UNKNOWN = 0.25  # part of the deadline expected for a job of unknown length
 
 
 def weight_with_priority(weight: float, priority: int) -> float:
-    """What a job of that priority counts for: eight times as much as one of the priority below."""
+    """The weight of a job of that priority: eight times that of the priority below."""
     return weight * _FACTOR**priority
 
 
 def priority_name(priority: int) -> str:
-    """Such as ``high``."""
+    """The name of a priority, such as ``high``."""
     return next(word for word, value in PRIORITIES.items() if value == priority)
 
 
 class PriorityPlanner:
-    """Asks a policy for one rank after the other; `names` are the jobs that have a priority or a deadline."""
+    """Asks a policy to plan one rank after the other; `names` are the jobs with a priority or a deadline."""
 
     def __init__(self, names: set[JobId]) -> None:
         self._names = names
-        self._served: int | None = None  # the rank that was served last, while others are left
-        self.next_at: float | None = None  # when a deadline presses next, or passes
+        self._served: int | None = None  # rank planned last, while lower ones are left
+        self.next_at: float | None = None  # when a deadline becomes urgent or passes next
 
     @property
     def is_partial(self) -> bool:
-        """Whether the last plan was made for higher ranks only: lower ones are to be asked for at the same instant."""
+        """Whether the last plan covered higher ranks only; lower ones follow at the same instant."""
         return self._served is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is something to be asked for again even if nothing happens."""
+        """Whether to plan again even if nothing happens."""
         return self.is_partial or self.next_at is not None
 
     def is_due(self, at: float) -> bool:
-        """Whether a deadline presses since the last plan, or has passed."""
+        """Whether a deadline has become urgent or passed since the last plan."""
         return self.next_at is not None and at >= self.next_at
 
     def plan(self, view: Snapshot, attempt: Callable[[], Plan], *, goes_on: bool) -> Plan:
-        """The plan for the highest rank of which it starts a job, else for all; below the last if that `goes_on`."""
+        """Plan for the highest rank that starts a job, else for all; `goes_on`: only below the rank planned last."""
         below = self._served if goes_on and self._served is not None else inf
         self._served = self.next_at = None
         self._names.difference_update([name for name in self._names if name not in view.jobs])
@@ -82,7 +82,7 @@ class PriorityPlanner:
             return attempt()
 
     def missed(self, jobs: Mapping[JobId, Job], before: float, at: float, facts: Sequence[Fact]) -> list[Fact]:
-        """The deadlines that have passed since `before` and are not among the facts."""
+        """Facts for the deadlines that passed since `before`, unless given already."""
         passed = [jobs[name] for name in sorted(self._names) if name in jobs and before < jobs[name].deadline_at <= at]
         return [fact for job in passed if (fact := DeadlineMissed(job.id)) not in facts]
 
@@ -92,24 +92,24 @@ def _starts(plan: Plan, jobs: Mapping[JobId, Job]) -> bool:
 
 
 def is_urgent(view: Snapshot, job: Job) -> bool:
-    """Whether a job must be served now to meet its deadline; one that is missed presses no more."""
+    """Whether a job must run now to meet its deadline; False once missed."""
     return 0.0 < job.deadline_at - view.at < _needed_s(view, job)
 
 
 def describe_urgency(view: Snapshot, job: Job) -> str:
-    """How a job stands to its priority and its deadline, in words; empty where it has neither."""
+    """A job's priority and deadline in words; empty if it has neither."""
     words = [f"has priority {priority_name(job.spec.priority)}"] if job.spec.priority else []
     left = job.deadline_at - view.at
     if left <= 0.0:
         words.append(f"missed its deadline {-left:.0f} s ago")
     elif left < inf:
-        pressing = ", which presses: it goes before others" if is_urgent(view, job) else ""
-        words.append(f"has {left:.0f} s to its deadline{pressing}")
+        urgent = " (urgent: scheduled one priority higher)" if is_urgent(view, job) else ""
+        words.append(f"has {left:.0f} s to its deadline{urgent}")
     return " and ".join(words)
 
 
 def expected_s(view: Snapshot, job: Job) -> float | None:
-    """Seconds that the rest of a job takes where it is, or on the devices it asks for; None: nobody knows."""
+    """Seconds until a job ends where it runs, or on the devices it requests; None: unknown."""
     left = view.estimates.remaining(job, view.at).mean
     rate = job.rate
     if job.desired is None or rate <= 0.0:
@@ -132,7 +132,7 @@ def _next_at(view: Snapshot, jobs: Sequence[Job]) -> float | None:
 
 @contextmanager
 def _weights(view: Snapshot, ranks: Mapping[JobId, int]) -> Iterator[None]:
-    """Show jobs whose deadlines press with the weight of their rank."""
+    """Show jobs with urgent deadlines at the weight of their rank."""
     jobs = view.jobs
     shown = {
         name: job._replace(
@@ -151,7 +151,7 @@ def _weights(view: Snapshot, ranks: Mapping[JobId, int]) -> Iterator[None]:
 
 @contextmanager
 def _only(view: Snapshot, level: int, ranks: Mapping[JobId, int]) -> Iterator[None]:
-    """Show a queue without lower ranks."""
+    """Show the queue without lower ranks."""
     whole, shown = view.waiting, Queue()
     for name in whole if level <= 0 else [name for name in ranks if name in whole]:
         if ranks.get(name, 0) >= level:

@@ -14,16 +14,16 @@ from carpool.core.model import DeviceId, Job, JobId, JobSpec
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Plan, Snapshot
 
-_TOLD = 3  # nodes that are named
+_NAMED = 3  # nodes named in a message
 
 
 def plan_within_resources(view: Snapshot, attempt: Callable[[], Plan]) -> Plan:
-    """The plan of the first attempt that lets no job have supplies that its node lacks.
+    """The first plan that stays within the host resources of all nodes.
 
-    A policy chooses devices. Where a node lacks the cores, RAM or disk for what it chose, it is asked again with less
-    to choose from: the job in question is shown with fewer devices, or not in the queue at all; one that runs is shown
-    as if it could not be resized. Others in the queue that no node has supplies for then are left out with it: it takes
-    as many attempts as there are unlike demands, not jobs. Where a policy insists, its plan ends before that job.
+    Policies choose devices only. Where a node lacks cores, RAM or disk for a job, the policy plans again with that job
+    limited to fewer devices, not resizable if it runs, or hidden from the queue, together with all waiting jobs that
+    no node has resources for either: so attempts are as many as distinct demands, not jobs. If the policy still
+    assigns the job, the plan is cut before it.
     """
     try:
         return attempt()
@@ -37,14 +37,14 @@ def plan_within_resources(view: Snapshot, attempt: Callable[[], Plan]) -> Plan:
         while True:
             job, draft = view.jobs[JobId(short.job)], short.draft if isinstance(short.draft, Draft) else None
             if job.id in hidden or (job.desired is not None and job.id in shown):
-                return _as_far_as_it_goes(draft, short)
+                return _cut_plan(draft, short)
             narrower = _narrowed(view, job)
             if narrower is not None:
                 shown[job.id] = narrower
                 if job.desired is None:
                     view.waiting.put(narrower, keys[job.id])
             else:
-                for other in _in_vain(view, job, draft):
+                for other in _unsupported(view, job, draft):
                     hidden.add(other.id)
                     view.waiting.discard(other.id)
             try:
@@ -58,10 +58,10 @@ def plan_within_resources(view: Snapshot, attempt: Callable[[], Plan]) -> Plan:
 
 
 def _narrowed(view: Snapshot, job: Job) -> Job | None:
-    """A job with fewer devices at most than before; None for one that takes no fewer.
+    """A job limited to fewer devices; None if it accepts no fewer.
 
-    One that runs may have what it has. One that waits may have as many as there are supplies for on all nodes, then as
-    on one, then as few as it takes.
+    A running job is limited to what it holds. A waiting job is limited to the devices that all nodes have resources
+    for, then one node, then its minimum.
     """
     spec = job.spec
     if job.desired is not None:
@@ -76,17 +76,17 @@ def _narrowed(view: Snapshot, job: Job) -> Job | None:
     return job._replace(spec=replace(spec, devices=min(spec.devices, most), min_devices=least, max_devices=most))
 
 
-def _in_vain(view: Snapshot, job: Job, draft: Draft | None) -> list[Job]:
-    """A waiting job, and those that no node has supplies for either once the draft's jobs have theirs."""
+def _unsupported(view: Snapshot, job: Job, draft: Draft | None) -> list[Job]:
+    """A waiting job, and the others that no node has resources for after the draft's changes."""
     found = [job]
     fits: dict[object, bool] = {}  # by demand
     if draft is None:
         return found
     for name in view.waiting:
         spec = view.jobs[name].spec
-        if name == job.id or name in draft.changes or not spec.asks_supplies:
+        if name == job.id or name in draft.changes or not spec.needs_host_resources:
             continue
-        demand = spec.kinds, spec.narrowest, spec.supplies_for(1)
+        demand = spec.kinds, spec.narrowest, spec.resources_for(1)
         if demand not in fits:
             fits[demand] = sum(supported_devices(draft.occupancy, spec)) >= spec.narrowest
         if not fits[demand]:
@@ -95,7 +95,7 @@ def _in_vain(view: Snapshot, job: Job, draft: Draft | None) -> list[Job]:
 
 
 def supported_devices(occupancy: Occupancy, spec: JobSpec) -> list[int]:
-    """For how many of its devices each node has supplies for a job, whoever holds the devices."""
+    """For how many devices of a job each node has host resources, whether or not the devices are free."""
     rooms = []
     for node in occupancy.cluster.nodes:
         size = sum(len(bank.devices) for bank in node.banks if not spec.kinds or bank.kind in spec.kinds)
@@ -106,43 +106,47 @@ def supported_devices(occupancy: Occupancy, spec: JobSpec) -> list[int]:
 
 
 def describe_shortage(view: Snapshot, job: Job) -> str:
-    """Which supplies a waiting job waits for, in words; empty where there are enough for it."""
+    """The host resources a waiting job lacks, in words; empty if none."""
     spec, occupancy = job.spec, view.occupancy
     if (
         job.id not in view.waiting
-        or not spec.asks_supplies
+        or not spec.needs_host_resources
         or sum(supported_devices(occupancy, spec)) >= spec.narrowest
     ):
         return ""
-    needed = spec.supplies_for(spec.narrowest)
+    needed = spec.resources_for(spec.narrowest)
     nodes = [node for node in view.cluster.nodes if node.id not in occupancy.lost]
-    told = [(node, resource_shortage(node.supplies, occupancy.hosting.taken(node.id), needed)) for node in nodes]
-    words = [f"node {node.name} has {short}" for node, short in told if short]
-    more = f", and {len(words) - _TOLD} more are short" if len(words) > _TOLD else ""
-    return "; ".join(words[:_TOLD]) + more
+    shortages = [
+        (node, resource_shortage(node.resources, occupancy.host_usage.taken(node.id), needed)) for node in nodes
+    ]
+    words = [f"node {node.name} has {short}" for node, short in shortages if short]
+    more = f" and {len(words) - _NAMED} more nodes" if len(words) > _NAMED else ""
+    return "; ".join(words[:_NAMED]) + more
 
 
 def describe_foreign_use(view: Snapshot, job: Job, outsiders: Mapping[DeviceId, OutsidersSeen]) -> str:
-    """Which devices a waiting job does not get because others compute on them, in words; empty where there are none."""
+    """The devices a waiting job cannot use because of foreign processes, in words; empty if none."""
     kinds, cluster = job.spec.kinds, view.cluster
     words = [
-        f"device {cluster.device_name(device)} is left to {' and '.join(map(describe_process, seen.processes[:_TOLD]))}"
+        f"{cluster.device_name(device)} is in use by {' and '.join(map(describe_process, seen.processes[:_NAMED]))}"
         for device, seen in sorted(outsiders.items())
-        if job.id in view.waiting and view.occupancy.is_left(device) and (not kinds or cluster.kind_of(device) in kinds)
+        if job.id in view.waiting
+        and view.occupancy.is_foreign(device)
+        and (not kinds or cluster.kind_of(device) in kinds)
     ]
-    return "; ".join(words[:_TOLD]) + (f", and {len(words) - _TOLD} more are" if len(words) > _TOLD else "")
+    return "; ".join(words[:_NAMED]) + (f" and {len(words) - _NAMED} more devices" if len(words) > _NAMED else "")
 
 
-def describe_process(outsider: ForeignProcess) -> str:
-    """A process of others in words, such as ``process 17 of ada (python, 3.0 GiB)``."""
-    whose = f" of {outsider.user}" if outsider.user else ""
-    memory = f"{outsider.memory_bytes / (1 << 30):.1f} GiB" if outsider.memory_bytes else ""
-    beside = ", ".join(filter(None, (outsider.program, memory)))
-    return f"process {outsider.pid}{whose}" + (f" ({beside})" if beside else "")
+def describe_process(process: ForeignProcess) -> str:
+    """Such as ``process 17 of ada (python, 3.0 GiB)``."""
+    whose = f" of {process.user}" if process.user else ""
+    memory = f"{process.memory_bytes / (1 << 30):.1f} GiB" if process.memory_bytes else ""
+    beside = ", ".join(filter(None, (process.program, memory)))
+    return f"process {process.pid}{whose}" + (f" ({beside})" if beside else "")
 
 
-def _as_far_as_it_goes(draft: Draft | None, short: OutOfHostResources) -> Plan:
-    """What was drafted before supplies ran out: a draft is in order after every change."""
+def _cut_plan(draft: Draft | None, short: OutOfHostResources) -> Plan:
+    """The changes drafted before the shortage: a draft is valid after every change."""
     if draft is None or not draft.changes:
         return Plan.NOTHING
-    return draft.finish(f"as far as supplies reach: {short}")
+    return draft.finish(f"limited by host resources: {short}")

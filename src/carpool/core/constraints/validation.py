@@ -15,38 +15,38 @@ from carpool.core.policy import Plan, Policy
 
 
 def validate_facts(facts: Sequence[Fact], taken: Sequence[Container[JobId]], has_node: Callable[[str], bool]) -> None:
-    """InputError for a second job of one name, an empty node, a weight or a range that no job can have."""
+    """InputError for a duplicate job name, an empty node, or an impossible weight or device range."""
     new: set[JobId] = set()
     for fact in facts:
         if type(fact) is JobSubmitted:
             name = fact.spec.id
             if name in new or any(name in names for names in taken):
-                raise InputError(f"job {name!r} exists already", way_out="Give every job a name of its own.")
+                raise InputError(f"job {name!r} exists already", way_out="Choose another name.")
             if len(facts) > 1:
                 new.add(name)
         elif type(fact) is NodeJoined and not fact.banks and not has_node(fact.name):
-            raise InputError(f"node {fact.name!r} is new but brings no devices", way_out="Name its banks.")
+            raise InputError(f"new node {fact.name!r} has no devices", way_out="Give its banks.")
         elif type(fact) is WeightChanged and not (isfinite(fact.weight) and fact.weight > 0.0):
             where = f"job {fact.job!r}"
-            raise InputError(f"weight {fact.weight:g} is not above 0", where=where, way_out="Give a number above 0.")
+            raise InputError(f"weight is {fact.weight:g}", where=where, way_out="Give a number above 0.")
         elif type(fact) is LimitsChanged and not 1 <= fact.min_devices <= fact.max_devices:
             raise InputError(
-                f"{fact.min_devices} to {fact.max_devices} devices are no range",
+                f"device limits are {fact.min_devices} to {fact.max_devices}",
                 where=f"job {fact.job!r}",
-                way_out="Give 1 or more as the least, and no less as the most.",
+                way_out="Give a minimum of at least 1, and a maximum not below it.",
             )
 
 
 def validate_answer(policy: Policy, at: float, plan: Plan, jobs: Mapping[JobId, Job], *, strictly: bool) -> None:
-    """CarpoolError for a plan that wants to be woken in the past, or shares devices without saying so.
+    """CarpoolError for a plan whose `wake_at` is not in the future, or that shares devices undeclared.
 
-    Strictly, also for what is no plan at all or what no journal can hold, which would come out only once it is decided.
+    With `strictly`, also for what is not a plan or cannot be written to the journal.
     """
     if strictly and plan is not Plan.NOTHING:
         _validate_json(policy, plan)
         validate_plan(policy, jobs, plan.changes)
     if plan.wake_at is not None and not plan.wake_at > at:
-        raise CarpoolError(f"policy {policy!r} asks at {at} s to be woken at {plan.wake_at} s, which is not later")
+        raise CarpoolError(f"policy {policy!r} returned wake_at {plan.wake_at} s at {at} s; it must be later")
     if plan is not Plan.NOTHING and not policy.may_share:
         _validate_fractions(policy, jobs, plan.changes)
 
@@ -54,25 +54,25 @@ def validate_answer(policy: Policy, at: float, plan: Plan, jobs: Mapping[JobId, 
 def _validate_json(policy: Policy, plan: Any) -> None:
     reason, changes = getattr(plan, "reason", None), getattr(plan, "changes", None)
     if not isinstance(reason, str) or not isinstance(changes, tuple | list):
-        raise CarpoolError(f"policy {policy!r} answered {plan!r}, which is no plan with changes and a reason in words")
+        raise CarpoolError(f"policy {policy!r} returned {plan!r}, not a Plan with changes and a reason")
     try:
         json.dumps((changes_to_json(changes), plan.wake_at, plan.note))
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CarpoolError(f"policy {policy!r} answered a plan that cannot be written as JSON: {error}") from error
+        raise CarpoolError(f"policy {policy!r} returned a plan that cannot be written as JSON: {error}") from error
 
 
 def _validate_fractions(policy: Policy, jobs: Mapping[JobId, Job], changes: Sequence[Change]) -> None:
-    """A policy that shares devices must say so: backends look for neighbours only then."""
+    """A policy that shares devices must declare it: backends look for neighbours only then."""
     for job, allocation, _ in changes:
         if allocation is not None and allocation.fractions not in {(1.0,), jobs[job].lane}:
             raise CarpoolError(
-                f"policy {policy!r} gives out {allocation.shares[0].fraction:g} of a device but does not set "
+                f"policy {policy!r} assigns {allocation.shares[0].fraction:g} of a device but does not set "
                 "shares_devices = True"
             )
 
 
 def validate_plan(policy: Policy, jobs: Mapping[JobId, Job], changes: Sequence[Change]) -> None:
-    """CarpoolError or Overbooked for a plan that was not drafted and cannot be one."""
+    """CarpoolError or Overbooked for an invalid plan that was not drafted."""
     seen: set[JobId] = set()
     for change in changes:
         job = jobs.get(change.job)

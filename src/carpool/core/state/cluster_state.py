@@ -48,9 +48,9 @@ from carpool.core.topology import Cluster, Node
 
 
 def apply_changes(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequence[Change], most: float) -> None:
-    """Let all leave first, so that jobs may swap places; fractions on a device sum to `most` at most.
+    """Release all changed jobs, then assign, so that jobs may swap devices; fractions sum to `most` at most.
 
-    Overbooked, with nothing changed, where there is no room; so it is with what a change that is none may raise.
+    Whatever is raised, such as Overbooked, leaves everything as it was.
     """
     for change in changes:
         held = jobs[change.job].desired
@@ -73,23 +73,23 @@ def _undo_changes(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequ
     for change in changes:
         job = jobs[change.job]
         if job.desired is not None:
-            occupancy.take(job.spec, job.desired, inf)  # it was allowed then
+            occupancy.take(job.spec, job.desired, inf)  # it was allowed before
 
 
 class ClusterState:
-    """Jobs, queue, roster and device map, kept in step with each other as facts and plans are entered.
+    """Jobs, queue, running jobs and occupancy, kept consistent as facts and plans are applied.
 
-    `folds` enters one fact by its type and says whether it counted; what must be ordered at once because of it is
-    appended to `orders`, and failures that follow from it are left in `followed`.
+    `folds` has a handler for each fact type, which returns whether the fact counted. Orders that follow at once are
+    appended to `orders`, and failures that follow to `followed`.
     """
 
     def __init__(self, cluster: Cluster, policy: Policy, estimator: Estimator, fallback: Policy | None = None) -> None:
         self.jobs: dict[JobId, Job] = {}
         self.ended: dict[JobId, Phase] = {}
         self.occupancy = Occupancy(cluster)
-        self.filing = JobOrder(self.jobs, policy, estimator, fallback)
-        self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # where there are some
-        self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, those that are over perhaps among them
+        self.order = JobOrder(self.jobs, policy, estimator, fallback)
+        self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # by device
+        self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, perhaps already over
         self.followed: list[Fact] = []
         self._estimator = estimator
         self._admission = Admission(self.ended)
@@ -116,60 +116,57 @@ class ClusterState:
 
     @property
     def cluster(self) -> Cluster:
-        """The nodes and devices there are."""
         return self.occupancy.cluster
 
     @property
     def waiting(self) -> Queue:
-        """Waiting jobs in the policy's order."""
-        return self.filing.waiting
+        return self.order.waiting
 
     @property
-    def roster(self) -> RunningJobs:
-        """Jobs that hold devices."""
-        return self.filing.roster
+    def running_jobs(self) -> RunningJobs:
+        return self.order.running_jobs
 
     def check(self) -> None:
-        """Assert that jobs, queue, roster and device map agree."""
+        """Assert that jobs, queue, running jobs and occupancy agree."""
         held: dict[JobId, Job] = {key: job for key, job in self.jobs.items() if job.desired is not None}
-        assert set(self.roster) == set(held), "the roster lists exactly the jobs that hold devices"
+        assert set(self.running_jobs) == set(held), "the running jobs are exactly those that hold devices"
         waiting = {key for key, job in self.jobs.items() if job.phase is Phase.WAITING}
         assert set(self.waiting) == waiting, "the queue lists exactly the waiting jobs"
         fresh = Occupancy(self.cluster)
         for node in self.occupancy.lost:
             fresh.lose(self.cluster.nodes[node])
-        fresh.leave(self.occupancy.yielded)
+        fresh.set_foreign(self.occupancy.foreign_devices)
         for job in held.values():
             assert job.desired is not None
             fresh.take(job.spec, job.desired, inf)  # another policy may have put it there
-        assert fresh.free_devices == self.occupancy.free_devices, "free devices are what nobody holds"
+        assert fresh.free_devices == self.occupancy.free_devices, "free devices are those that no job holds"
 
     def refuse_unusable(self, facts: Sequence[Fact]) -> None:
-        """InputError, with nothing changed yet, for what can be no fact: a second job of one name, an empty node."""
+        """InputError for facts that cannot be true, such as a second job of one name; nothing is changed."""
         validate_facts(facts, (self.jobs, self.ended), lambda name: self._node_named(name) is not None)
 
-    # --------------------------------------------------------------------------------------------------------- balances
-    def closed(self) -> StateSnapshot:
-        """The books as values, at no particular instant."""
+    # -------------------------------------------------------------------------------------------------------- snapshots
+    def as_snapshot(self) -> StateSnapshot:
+        """The state as values, without an instant."""
         jobs = tuple(sorted(self.jobs.values(), key=lambda job: job.seq))
-        running = tuple(self.roster)
+        running = tuple(self.running_jobs)
         kept = (jobs, self.occupancy.lost, running, dict(self.ended), self._num_submitted)
         return StateSnapshot(0.0, self.cluster, *kept, outsiders=tuple(self.outsiders.values()))
 
-    def reopen(self, balance: StateSnapshot) -> None:
-        """Enter a balance into books that are empty; their cluster is the balance's."""
-        assert not self._num_submitted, "a balance is entered first"
-        assert self.cluster == balance.cluster, "the books were opened for another cluster"
-        for node in balance.lost:
+    def restore(self, state: StateSnapshot) -> None:
+        """Start from a snapshot; nothing may have been submitted before."""
+        assert not self._num_submitted, "a state is restored before any fact"
+        assert self.cluster == state.cluster, "the state is of another cluster"
+        for node in state.lost:
             self.occupancy.lose(self.cluster.nodes[node])
-        self._leave({seen.device: seen for seen in balance.outsiders})
-        self.ended.update(balance.ended)
-        self._num_submitted = balance.num_submitted
-        jobs = {job.id: job for job in balance.jobs}
-        self.ranked.update(job.id for job in balance.jobs if job.spec.is_ranked)
-        for job in sorted(balance.jobs, key=lambda job: job.phase is Phase.BLOCKED):
+        self._leave({seen.device: seen for seen in state.outsiders})
+        self.ended.update(state.ended)
+        self._num_submitted = state.num_submitted
+        jobs = {job.id: job for job in state.jobs}
+        self.ranked.update(job.id for job in state.jobs if job.spec.is_ranked)
+        for job in sorted(state.jobs, key=lambda job: job.phase is Phase.BLOCKED):
             self._admission.restore(job.spec, job.phase)
-        for name in (*balance.running, *(job for job in jobs if jobs[job].desired is None)):
+        for name in (*state.running, *(job for job in jobs if jobs[job].desired is None)):
             job = jobs[name]
             if job.desired is not None:
                 self.occupancy.take(job.spec, job.desired, inf)
@@ -177,7 +174,7 @@ class ClusterState:
 
     # ------------------------------------------------------------------------------------------------------------ plans
     def adopt(self, at: float, planned: Planned, orders: list[Order]) -> None:
-        """Make a plan's changes the desired state; the device map has them already."""
+        """Make a plan's changes the desired state; the occupancy has them already."""
         cluster = self.occupancy.cluster
         for change, rate in zip(planned.changes, planned.believed, strict=True):
             job = self.jobs[change.job]
@@ -185,37 +182,33 @@ class ClusterState:
             if change.allocation is None:
                 job = lifecycle.moved(job, at, Transition.RELEASE, service, "was released")
                 orders.append(Release(job.spec.id, job.generation))
-                self.filing.discard(job.spec.id)
+                self.order.discard(job.spec.id)
             else:
                 probe_steps = change.purpose.steps if isinstance(change.purpose, Probe) else 0
                 job = lifecycle.assigned(job, at, change.allocation, rate, service, probe_steps)
                 orders.append(Assign(job.spec.id, change.allocation, job.generation, change.purpose))
-                self.filing.dequeue(job.spec.id)
+                self.order.dequeue(job.spec.id)
             self._store(job)
 
     def occupy(self, changes: Sequence[Change], *, most: float | None = None) -> None:
-        """Move the changed jobs on the device map.
-
-        Fractions on a device sum to `most` at most: where it is not given, to what the policy allows.
-        """
-        policy = self.filing.policy
+        """Apply changes to the occupancy; fractions of a device sum to at most `most`, else the policy's limit."""
+        policy = self.order.policy
         validate_plan(policy, self.jobs, changes)
         apply_changes(self.occupancy, self.jobs, changes, policy.max_virtual if most is None else most)
 
     # ------------------------------------------------------------------------------------------------------------- jobs
     def _store(self, job: Job) -> None:
-        """File a job under its phase."""
         self.jobs[job.spec.id] = job
-        self.filing.put(job)
+        self.order.put(job)
 
     def _vacate(self, job: Job) -> None:
-        """Take a job off the device map and out of the queue."""
+        """Remove a job from occupancy and queue."""
         if job.desired is not None:
             self.occupancy.give(job.spec.id, job.desired)
-        self.filing.discard(job.spec.id)
+        self.order.discard(job.spec.id)
 
     def _take_off(self, at: float, job: Job, transition: Transition, words: str, orders: list[Order]) -> Job:
-        """Let a job hold nothing, by no plan of the policy's."""
+        """Release a job outside the policy's plans."""
         service = service_at(self.cluster, job, at)
         self._vacate(job)
         moved = lifecycle.moved(job, at, transition, service, words)
@@ -225,7 +218,7 @@ class ClusterState:
         return moved
 
     def _end(self, at: float, job: Job, transition: Transition, orders: list[Order]) -> None:
-        """A job is over: it shrinks to how it ended, and those that waited for it are told."""
+        """Keep only a job's outcome, and admit or fail the jobs that waited for it."""
         phase = lifecycle.next_phase(job, transition)
         self._vacate(job)
         del self.jobs[job.spec.id]
@@ -235,12 +228,16 @@ class ClusterState:
             if other is None or other.phase is not Phase.BLOCKED:
                 continue
             if phase is not Phase.FINISHED and job.id in other.spec.after:
-                self._fail_blocked(other, f"it waited for job {job.id!r}, which {phase}")
+                self._fail_blocked(other, f"dependency {job.id!r} {phase}")
             elif self._admission.admits(other.spec):
-                self._store(lifecycle.moved(other, at, Transition.ADMIT, other.service, "has what it waited for"))
+                self._store(
+                    lifecycle.moved(
+                        other, at, Transition.ADMIT, other.service, "was admitted: its dependencies finished"
+                    )
+                )
 
     def _fail_blocked(self, job: Job, error: str) -> None:
-        """A blocked job will never be admitted, and neither will those that wait for it: a loop, as chains are long."""
+        """Fail a blocked job and, iteratively since chains are long, all jobs that depend on it."""
         doomed = [(job, error)]
         while doomed:
             job, error = doomed.pop()
@@ -249,10 +246,9 @@ class ClusterState:
             self.ended[job.id] = lifecycle.next_phase(job, Transition.FAIL)
             self.followed.append(JobFailed(job.id, job.generation, error))
             waited = [other for other in self._admission.dependents(job.id) if other in self.jobs]
-            doomed += [(self.jobs[other], f"it waited for job {job.id!r}, which failed") for other in waited]
+            doomed += [(self.jobs[other], f"dependency {job.id!r} failed") for other in waited]
 
     # ------------------------------------------------------------------------------------------------------------ facts
-    # Each handler returns whether the fact counted.
     def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
         spec = fact.spec
         job = lifecycle.submitted(spec, self._num_submitted, at, blocked=not self._admission.enter(spec))
@@ -262,7 +258,7 @@ class ClusterState:
             self.ranked.add(spec.id)
         for needed in spec.after:
             if self.ended.get(needed, Phase.FINISHED) is not Phase.FINISHED:
-                self._fail_blocked(job, f"it waited for job {needed!r}, which {self.ended[needed]}")
+                self._fail_blocked(job, f"dependency {needed!r} {self.ended[needed]}")
         return True
 
     def _on_cancelled(self, at: float, fact: JobCancelled, orders: list[Order]) -> bool:
@@ -294,7 +290,7 @@ class ClusterState:
             return False
         job = job._replace(spec=updated_spec(job.spec, fact), past=Past(at, describe_update(fact), job.past))
         if requires_release(fact, job.desired):
-            self._take_off(at, job, Transition.RELEASE, "was released, to get what it may have", orders)
+            self._take_off(at, job, Transition.RELEASE, "was released: its device limits changed", orders)
         else:
             self._store(job)
         return True
@@ -322,7 +318,7 @@ class ClusterState:
             return False
         seen = lifecycle.observed(job, at, fact.generation, fact.done, fact.rate, service_at(self.cluster, job, at))
         if seen.observed is None:
-            return False  # of an allocation that is no longer known
+            return False  # of an allocation that was replaced since
         if fact.generation in (job.applied, job.generation):
             self._estimator.learn(at, job if job.applied == fact.generation else seen, fact)
         self._store(seen)
@@ -350,7 +346,7 @@ class ClusterState:
         crashed = lifecycle.vacated(job, at, fact.generation, fact.done, service, crashed=True)
         if crashed.crashes > job.spec.retries:
             orders.append(Release(job.id, job.generation + 1))
-            error = f"crashed {crashed.crashes} times without progress, the last time: {fact.error}"
+            error = f"crashed {crashed.crashes} times without progress; last error: {fact.error}"
             self.followed.append(JobFailed(job.id, fact.generation, error))
             self._end(at, crashed, Transition.FAIL, orders)
         else:
@@ -365,7 +361,7 @@ class ClusterState:
         if known.id not in self.occupancy.lost:
             return False
         if fact.supplies:
-            self.occupancy.cluster = self.cluster.resupplied(known.id, HostResources(*fact.supplies))
+            self.occupancy.cluster = self.cluster.with_resources(known.id, HostResources(*fact.supplies))
         self.occupancy.regain(known)
         return True
 
@@ -388,7 +384,7 @@ class ClusterState:
 
     def _leave(self, outsiders: dict[DeviceId, OutsidersSeen]) -> None:
         self.outsiders = outsiders
-        self.occupancy.leave(frozenset(device for device, seen in outsiders.items() if seen.keeps_free))
+        self.occupancy.set_foreign(frozenset(device for device, seen in outsiders.items() if seen.keeps_free))
 
     def _node_named(self, name: str) -> Node | None:
         return next((node for node in self.cluster.nodes if node.name == name), None)

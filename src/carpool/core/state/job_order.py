@@ -12,13 +12,13 @@ from carpool.core.queue import Queue, RunningJobs
 
 
 class JobOrder:
-    """The queue and the roster, which are filed by the policy's keys; `jobs` are all that are not over.
+    """The queue and the running jobs, sorted by the policy's keys; `jobs` are all that are not over.
 
-    Keys are asked for while facts are folded, which must not end halfway. Where the policy raises over one, or gives
-    keys that do not compare, all jobs are filed anew as the `fallback` policy has it, and `fault` says why.
+    Keys are computed while facts are folded, which must not be interrupted. If the policy raises, or its keys do not
+    compare, all jobs are sorted again by the `fallback` policy, and `fault` holds the reason.
     """
 
-    __slots__ = ("_estimator", "_fallback", "_jobs", "fault", "policy", "roster", "waiting")
+    __slots__ = ("_estimator", "_fallback", "_jobs", "fault", "policy", "running_jobs", "waiting")
 
     def __init__(
         self, jobs: Mapping[JobId, Job], policy: Policy, estimator: Estimator, fallback: Policy | None
@@ -26,19 +26,18 @@ class JobOrder:
         self.policy = policy
         self.fault = ""
         self.waiting = Queue()
-        self.roster = RunningJobs(ordered=policy.keeps_running_order)
+        self.running_jobs = RunningJobs(ordered=policy.keeps_running_order)
         self._jobs = jobs
         self._estimator = estimator
         self._fallback = fallback
 
     def put(self, job: Job) -> None:
-        """File a job under its phase, or move it to a new place."""
         try:
             if job.desired is not None:
-                if self.roster.is_ordered:
-                    self.roster.put(job, self.policy.running_key(job, self._estimator))
-                elif job.spec.id not in self.roster:
-                    self.roster.put(job, 0)
+                if self.running_jobs.is_ordered:
+                    self.running_jobs.put(job, self.policy.running_key(job, self._estimator))
+                elif job.spec.id not in self.running_jobs:
+                    self.running_jobs.put(job, 0)
             elif job.phase is Phase.WAITING:
                 self.waiting.put(job, self.policy.waiting_key(job, self._estimator))
         except POLICY_EXCEPTIONS as error:
@@ -47,17 +46,16 @@ class JobOrder:
             self.put(job)
 
     def discard(self, job: JobId) -> None:
-        """Take a job out of the queue and off the roster, where it is in."""
+        """Remove a job from the queue and the running jobs."""
         self.dequeue(job)
         try:
-            self.roster.discard(job)
+            self.running_jobs.discard(job)
         except POLICY_EXCEPTIONS as error:
             if not self.give_up(error):
                 raise
             self.discard(job)
 
     def dequeue(self, job: JobId) -> None:
-        """Take a job out of the queue, if it is in."""
         try:
             self.waiting.discard(job)
         except POLICY_EXCEPTIONS as error:  # keys that are not in order, such as NaN
@@ -66,10 +64,10 @@ class JobOrder:
             self.dequeue(job)
 
     def use(self, policy: Policy) -> None:
-        """File all jobs in another policy's order; its keys need not compare with those before."""
+        """Sort all jobs by another policy's keys."""
         self.policy, self.fault = policy, ""
-        starts = self.roster.by_start()
-        self.roster, self.waiting = RunningJobs(ordered=policy.keeps_running_order), Queue()
+        starts = self.running_jobs.by_start()
+        self.running_jobs, self.waiting = RunningJobs(ordered=policy.keeps_running_order), Queue()
         for name in starts:
             self.put(self._jobs[name])
         for job in self._jobs.values():
@@ -77,7 +75,7 @@ class JobOrder:
                 self.put(job)
 
     def give_up(self, error: BaseException) -> bool:
-        """Let the fallback policy take the place of one that raised this; False where there is no other."""
+        """Replace a policy that raised by the fallback policy; False if there is none."""
         if self._fallback is None or self.policy == self._fallback:
             return False
         fault = describe_policy_failure(self.policy, error)

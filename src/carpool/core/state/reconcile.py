@@ -9,27 +9,27 @@ from carpool.core.model import Job, JobId, Phase
 
 
 def is_current(job: Job, generation: int) -> bool:
-    """Whether a fact of that generation is accepted: at least the last applied one, never one not yet ordered."""
+    """Whether a fact of that generation counts: not older than the applied one, not newer than the last order."""
     return job.applied <= generation <= job.generation
 
 
 def orders_to_close(jobs: Iterable[Job]) -> list[Order]:
-    """Orders, under their old generations, for every job whose observed state is not the desired one.
+    """Repeated orders for every job whose observed state is not the desired one.
 
-    Used after a restart: orders describe a desired state, so giving one twice does no harm.
+    Used after a restart; orders are idempotent, since they describe a desired state.
     """
     return [order_for(job) for job in sorted(jobs, key=lambda job: job.seq) if job.applied < job.generation]
 
 
 def order_for(job: Job) -> Order:
-    """The newest order about a job, once more."""
+    """The newest order about a job."""
     if job.desired is None:
         return Release(job.id, job.generation)
     return Assign(job.id, job.desired, job.generation, Probe(job.probe_steps) if job.probe_steps else RUN)
 
 
 def without_unknown(planned: Planned, jobs: Mapping[JobId, Job], num_devices: int) -> Planned:
-    """A plan without what it says of unknown jobs and devices."""
+    """A plan without changes of unknown jobs and devices."""
     known = [
         (change, rate)
         for change, rate in zip(planned.changes, planned.believed, strict=True)

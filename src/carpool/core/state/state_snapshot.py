@@ -25,48 +25,48 @@ SCHEMA = 1
 
 
 class StateSnapshot(NamedTuple):
-    """All that folding the records so far has led to, except what estimators have learned: they keep their own."""
+    """The result of folding all records so far, without what estimators have learned."""
 
     at: float
     cluster: Cluster
     jobs: tuple[Job, ...]  # that are not over, in order of submission
     lost: frozenset[NodeId] = frozenset()
-    running: tuple[JobId, ...] = ()  # in the order of the roster
+    running: tuple[JobId, ...] = ()  # in the order of `RunningJobs`
     ended: Mapping[JobId, Phase] = {}
     num_submitted: int = 0
-    planned_at: float | None = None  # when the policy was last asked
-    wake_at: float | None = None  # when it asked to be woken
-    note: object = None  # the policy's, for its next plan
-    outsiders: tuple[OutsidersSeen, ...] = ()  # on devices where others compute
-    policy: str = ""  # the one that decides, where it is no longer the one that the journal began with
-    policy_fault: str = ""  # of the one before it, where that is why it decides
+    planned_at: float | None = None  # time of the last plan
+    wake_at: float | None = None  # of the last plan
+    note: object = None  # of the last plan
+    outsiders: tuple[OutsidersSeen, ...] = ()  # foreign processes by device
+    policy: str = ""  # the active policy, if it is not the journal's first
+    policy_fault: str = ""  # failure of the previous policy, if that is why it was replaced
 
 
-def snapshot_to_json(balance: StateSnapshot) -> dict[str, Any]:
-    """A balance as plain JSON values."""
+def snapshot_to_json(state: StateSnapshot) -> dict[str, Any]:
+    """A state as plain JSON values."""
     return {
         "schema": SCHEMA,
-        "at": balance.at,
-        "cluster": header_to_json(Header("", "", balance.cluster)),
-        "lost": sorted(balance.lost),
-        "jobs": [_job_to_json(job) for job in balance.jobs],
-        "running": balance.running,
-        "ended": {job: str(phase) for job, phase in balance.ended.items()},
-        "num_submitted": balance.num_submitted,
-        "planned_at": balance.planned_at,
-        "wake_at": balance.wake_at,
-        "note": balance.note,
-        "policy": balance.policy,
-        "policy_fault": balance.policy_fault,
-        "outsiders": [fact_to_json(seen) for seen in balance.outsiders],
+        "at": state.at,
+        "cluster": header_to_json(Header("", "", state.cluster)),
+        "lost": sorted(state.lost),
+        "jobs": [_job_to_json(job) for job in state.jobs],
+        "running": state.running,
+        "ended": {job: str(phase) for job, phase in state.ended.items()},
+        "num_submitted": state.num_submitted,
+        "planned_at": state.planned_at,
+        "wake_at": state.wake_at,
+        "note": state.note,
+        "policy": state.policy,
+        "policy_fault": state.policy_fault,
+        "outsiders": [fact_to_json(seen) for seen in state.outsiders],
     }
 
 
 def snapshot_from_json(value: dict[str, Any]) -> StateSnapshot:
-    """The inverse of `balance_to_json`; JournalError for one that a newer version wrote."""
+    """The inverse of `snapshot_to_json`; JournalError for one written by a newer version."""
     schema = value.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:
-        raise JournalError(f"balance: schema {schema!r} is not one this version reads (1 to {SCHEMA})")
+        raise JournalError(f"state snapshot: schema {schema!r} is not supported (this version reads 1 to {SCHEMA})")
     return StateSnapshot(
         at=value["at"],
         cluster=header_from_json(value["cluster"]).cluster,
@@ -91,10 +91,10 @@ def _seen(value: dict[str, Any]) -> OutsidersSeen:
 
 
 def _job_to_json(job: Job) -> dict[str, Any]:
-    """Field by field as they are named; the chain of its past as a list, oldest first."""
+    """The fields of a job; its history as a list, oldest first."""
     value = job._asdict()
     if not job.probe_steps:
-        del value["probe_steps"]  # an older carpool knows of none
+        del value["probe_steps"]  # unknown to older versions
     value["spec"] = spec_to_json(job.spec)
     value["desired"] = _held_to_json(job.desired)
     value["observed"] = _held_to_json(job.observed)

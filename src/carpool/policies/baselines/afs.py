@@ -10,7 +10,7 @@ import numpy as np
 from carpool.core.draft import Draft
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.elastic_allocation import Array, elastic_counts, resize
+from carpool.policies.elastic_allocation import Floats, elastic_counts, resize
 from carpool.policies.estimator_queries import by_rate, devices_in_use_or_free, kind_held, placed_on, seconds_left
 from carpool.policies.registry import register
 
@@ -18,23 +18,23 @@ from carpool.policies.registry import register
 @register("afs")
 @dataclass(frozen=True, slots=True)
 class Afs(Policy):
-    """At every arrival and ending, deal all devices out anew, one by one, from nothing.
+    """Reassign all devices one by one at every arrival and completion.
 
-    Of two jobs let a be the one that would end first at its present share, p the rate now and p' with one device
-    more. The device goes to b iff (p_b' - p_b) / p_b' > (p_a' - p_a) / p_a; of two jobs without devices, to the one
-    with less remaining time; each side is multiplied by the job's weight. The test is not transitive: jobs meet in a
-    knock-out in order of submission. Hwang et al., "Elastic Resource Sharing for Distributed Deep Learning", NSDI 2021.
+    Of two jobs let a be the one that would end first at its current share, p the rate now and p' with one more
+    device. The device goes to b iff (p_b' - p_b) / p_b' > (p_a' - p_a) / p_a; of two jobs without devices, to the
+    one with less remaining time; each side is multiplied by the job's weight. The test is not transitive, so jobs
+    are compared in a knock-out in order of submission. Hwang et al., "Elastic Resource Sharing for Distributed Deep
+    Learning", NSDI 2021.
 
-    `optimism` looks further ahead: to b iff (p_a' - p_a) / p_a < (p_b' - p_b) / (2 R - p_b'), R the rate of b with
-    that share of a's devices besides, which b inherits when a ends (0: AFS; 1: exact for two jobs). `ahead` counts in
-    what everybody inherits from everybody (`inheritance`): optimal for a batch; devices of one kind only.
+    `optimism` looks further ahead: to b iff (p_a' - p_a) / p_a < (p_b' - p_b) / (2 R - p_b'), R being b's rate with
+    that share of a's devices, which b inherits when a ends (0: AFS; 1: exact for two jobs). `ahead` counts all
+    inheritance between jobs (`elastic_allocation`): optimal for a batch, one device type only.
     """
 
     optimism: float = 0.0
     ahead: bool = False
 
     def plan(self, view: Snapshot) -> Plan:
-        """Deal devices out, then let jobs shrink before others grow."""
         stakes = [_Stake(view, place, job) for place, job in enumerate(sorted(view.active(), key=lambda job: job.seq))]
         left = devices_in_use_or_free(view)
         if self.ahead and len(left) == 1:
@@ -46,15 +46,15 @@ class Afs(Policy):
                 draft.release(stake.job)
         shrinking_first = sorted([stake for stake in stakes if stake.count], key=lambda stake: stake.count - stake.held)
         late = [stake for stake in shrinking_first if not resize(draft, stake.job, stake.kind, stake.count)]
-        for stake in late:  # those that were waiting for each other's devices of another kind
+        for stake in late:  # jobs that exchange device types
             if resize(draft, stake.job, stake.kind, stake.count):
                 continue
             draft.release(stake.job)
-        plan = draft.finish(f"{len(shrinking_first)} of {len(stakes)} jobs share the devices")
+        plan = draft.finish(f"{len(shrinking_first)} of {len(stakes)} jobs hold devices, by completion time")
         return plan if plan.changes else Plan.NOTHING
 
     def _deal(self, stakes: list[_Stake], left: dict[Kind, int]) -> None:
-        """Hand devices out until nobody can use one more."""
+        """Assign devices until no job can use one more."""
         size = 1 << max(0, len(stakes) - 1).bit_length()
         tree: list[_Stake | None] = [None] * (2 * size)
         tree[size : size + len(stakes)] = [stake if stake.next_rate > 0.0 else None for stake in stakes]
@@ -69,7 +69,7 @@ class Afs(Policy):
                 tree[place] = self._better(tree[2 * place], tree[2 * place + 1])
 
     def _better(self, first: _Stake | None, second: _Stake | None) -> _Stake | None:
-        """To whom the next device is worth more."""
+        """The job to which the next device is worth more."""
         if first is None or second is None:
             return first or second
         if not first.count and not second.count:
@@ -82,7 +82,7 @@ class Afs(Policy):
 
 
 class _Stake:
-    """A job in the dealing: what it has got so far, and what one more would bring."""
+    """A job's device count so far, and the gain of one more."""
 
     __slots__ = (
         "_kinds",
@@ -138,19 +138,18 @@ class _Stake:
         return True
 
     def take(self, count: int, left: dict[Kind, int]) -> None:
-        """Have so many devices of its kind."""
         left[self.kind] -= count - self.count
         self.count, self.rate = count, self.rate_of(count)
         self.seconds = self.remaining / self.rate
         self.next_count = count + 1
         self.next_rate = self.rate_of(self.next_count)
 
-    def speeds(self, num_devices: int) -> Array:
-        """Its rate on 0, 1, … devices; nothing below what it accepts, and no more above."""
+    def speeds(self, num_devices: int) -> Floats:
+        """Its rate on 0, 1, … devices; 0 below its minimum, constant above its maximum."""
         return np.array([self.rate_of(k) if k >= self.job.spec.narrowest else 0.0 for k in range(num_devices + 1)])
 
     def rate_of(self, count: float) -> float:
-        """The rate on so many devices of its kind, in proportion between whole numbers, up to what it can use."""
+        """Rate on a number of devices of its type, interpolated, constant above its maximum."""
         most = min(self.job.spec.widest, self._view.cluster.capacity[self.kind])
         low = min(int(count), most)
         part = count - low if low < most else 0.0
@@ -164,7 +163,7 @@ class _Stake:
 
 
 def _look_ahead(stakes: list[_Stake], left: dict[Kind, int]) -> None:
-    """Deal devices of one kind out as if nobody else would come; counts a job does not accept stay undealt."""
+    """Device counts of one type by `elastic_counts`; counts that a job does not accept are not assigned."""
     (num_devices,) = left.values()
     able = [stake for stake in stakes if stake.next_rate > 0.0 and stake.job.spec.narrowest <= num_devices]
     if not able:

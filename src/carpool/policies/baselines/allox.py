@@ -17,13 +17,13 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.estimator_queries import best_rate, by_rate, kind_held, kinds_of, rate_on, seconds_left
 from carpool.policies.registry import register
 
-_UNKNOWN_S = 1e12  # stands for a length that nobody knows
-_STAY = 1.0 - 1e-9  # what a job pays where it is: ties move nobody
+_UNKNOWN_S = 1e12  # stands for an unknown length
+_STAY = 1.0 - 1e-9  # cost factor of the current device, so that ties move no job
 _TIE = 1e-11  # of two equal jobs the one submitted first goes first
 
 
 class _Place(NamedTuple):
-    """The k-th place from the end on one device of a kind, which is free after a wait."""
+    """The k-th position from the end on a device of a type, which is free after `wait_s`."""
 
     kind: int
     device: int
@@ -34,22 +34,21 @@ class _Place(NamedTuple):
 @register("allox")
 @dataclass(frozen=True, slots=True)
 class Allox(Policy):
-    """At every plan, match jobs to (device, k-th place from the end); whoever stands first on a free device runs.
+    """Match jobs to (device, k-th position from the end); jobs in first position on a free device run.
 
-    In the k-th place from the end a job delays itself and the k - 1 behind it, so it costs k x remaining / rate, and
+    In the k-th position from the end a job delays itself and k - 1 others, so it costs k x remaining / rate, plus
     the time until the device is free. The least sum is a bipartite matching. Le et al., "AlloX", EuroSys 2020.
 
-    Jobs leave devices only when a plan is made: then running jobs are matched like waiting ones, or, with
-    `preempt=false`, stay to their end. The matching is for jobs on single devices; those that ask for more and accept
-    one get one. With `gang=true` (ours) every job keeps its width, a kind of N devices counts as N / (mean width)
-    devices, and what the matching leaves free is filled with the shortest. The head of the queue does not block.
+    Running jobs are matched like waiting ones, or, with `preempt=false`, run to completion. The matching is for
+    single devices; jobs that request more and accept one get one. With `gang=true` (ours) every job keeps its size,
+    a type of N devices counts as N / (mean size) devices, and free devices are filled with the shortest jobs. The
+    head of the queue does not block.
     """
 
     gang: bool = False
     preempt: bool = True
 
     def plan(self, view: Snapshot) -> Plan:
-        """Match, then let everybody who is to run now have its device."""
         jobs = [job for job in view.active() if self.preempt or job.desired is None]
         if not jobs or (not self.preempt and not view.occupancy.num_free):
             return Plan.NOTHING
@@ -67,11 +66,11 @@ class Allox(Policy):
                 draft.place(job, self._width(job), kinds=(kind,))
         if self.gang:
             self._fill(draft, jobs)
-        plan = draft.finish(f"{len(now)} of {len(jobs)} jobs matched to a first place")
+        plan = draft.finish(f"{len(now)} of {len(jobs)} jobs matched to run now")
         return plan if plan.changes else Plan.NOTHING
 
     def _fill(self, draft: Draft, jobs: list[Job]) -> None:
-        """Gangs that the matching left out, shortest first, where there is room."""
+        """Start gangs that were not matched, shortest first, where they fit."""
         rest = [job for job in jobs if draft.holding(job) is None]
         rest.sort(key=lambda job: (seconds_left(draft.view, job, best_rate(draft.view, job.spec)), job.seq))
         for job in rest:
@@ -81,7 +80,6 @@ class Allox(Policy):
                 draft.place(job, kinds=[kind for _, kind in by_rate(draft.view, job.spec)])
 
     def _width(self, job: Job) -> int:
-        """Devices a job gets."""
         if self.gang:
             return job.spec.devices
         if job.spec.narrowest > 1:
@@ -92,7 +90,7 @@ class Allox(Policy):
         return 1
 
     def _fitting(self, view: Snapshot, kind: Kind, first: list[Job]) -> list[Job]:
-        """Those of a kind's first jobs that fit by count."""
+        """Of the first jobs of a device type, those that fit by count."""
         left = view.occupancy.free_devices[kind]
         if self.preempt:
             left += sum(
@@ -106,7 +104,7 @@ class Allox(Policy):
         return now
 
     def _matched(self, view: Snapshot, jobs: list[Job]) -> dict[Kind, list[Job]]:
-        """The jobs in the first places of each kind's free devices, shortest first."""
+        """Jobs in first positions on free devices of each type, shortest first."""
         kinds = view.cluster.kinds
         seconds = np.array([[self._seconds(view, job, kind) for kind in kinds] for job in jobs])
         seconds *= 1.0 + _TIE * np.arange(len(jobs))[:, None]
@@ -125,7 +123,7 @@ class Allox(Policy):
         return {kinds[kind]: [jobs[job] for *_, job in sorted(queue)[: num_free[kind]]] for kind, queue in free.items()}
 
     def _places(self, view: Snapshot, jobs: list[Job]) -> list[_Place]:
-        """Every place there may be use for: on each device one for each job, within reason."""
+        """All useful positions: on each device one per job, within limits."""
         mean_width = sum(self._width(job) for job in jobs) / len(jobs)
         places: list[_Place] = []
         for number, (kind, capacity) in enumerate(view.cluster.capacity.items()):
@@ -142,7 +140,7 @@ class Allox(Policy):
         return places
 
     def _seconds(self, view: Snapshot, job: Job, kind: Kind) -> float:
-        """Remaining time on devices of a kind; infinite where the job cannot run."""
+        """Remaining time on devices of a type; infinite where the job cannot run."""
         width = self._width(job)
         if kind not in kinds_of(view, job.spec, width):
             return inf

@@ -20,52 +20,47 @@ from carpool.policies.baselines.preemption import PreemptionResult, among, preem
 from carpool.policies.registry import register
 
 _ROUNDING = 1.0 + 1e-9  # service is a sum of products; a job preempted on a threshold has crossed it
-_ANY = 1 << 62  # later than any submission
-_LATER_S = 1e-6  # a wish to be woken lies in the future
+_ANY = 1 << 62  # after any submission
+_LATER_S = 1e-6  # wake_at must be in the future
 
 
 @register("las")
 @dataclass(frozen=True, slots=True)
 class Las(Policy):
-    """Jobs of the lowest queue hold the devices; inside a queue, those submitted first.
+    """Jobs of the lowest queue hold the devices, in order of submission within a queue.
 
-    A job is in queue q when its attained device-seconds have reached q of the `thresholds`. One that has waited
-    `promote` times as long as it has ever run starts again in the first queue (0: never). The head of the queue does
-    not block. Gu et al., "Tiresias", NSDI 2019 (discretised two-dimensional LAS).
+    A job is in queue q when its attained device-seconds have reached q of the `thresholds`. A job that has waited
+    `promote` times as long as it has run restarts in the first queue (0: never). The head of the queue does not
+    block. Gu et al., "Tiresias", NSDI 2019 (discretized two-dimensional LAS).
     """
 
-    keeps_running_order: ClassVar[bool] = True  # not for its order, but to have the crossings at hand
+    keeps_running_order: ClassVar[bool] = True  # for the crossings in its keys
     thresholds: tuple[float, ...] = (3250.0, 7200.0, 18000.0)
     promote: float = 8.0
     placement: str = "consolidated"
 
     def __post_init__(self) -> None:
-        """Check the order of the queues."""
         if list(self.thresholds) != sorted(set(self.thresholds)) or min(self.thresholds, default=1.0) <= 0.0:
             raise InputError(f"thresholds {self.thresholds} do not ascend from above 0", way_out="Such as 3250/7200.")
         placement_rule(self.placement)
 
     def queue_of(self, service: float) -> int:
-        """The queue of a job with so many device-seconds."""
         return bisect_right(self.thresholds, service * _ROUNDING)
 
     def crossings(self, job: Job, base: float) -> tuple[float, ...]:
-        """When a running job's service since `base` reaches each threshold; the last queue is never left."""
+        """When a running job's service since `base` reaches each threshold; the last queue has none."""
         assert job.desired is not None
         width = job.desired.num_devices
         start = job.as_of - (_attained(job) - base) / width
         return (*[start + threshold / width for threshold in self.thresholds], inf)
 
     def waiting_key(self, job: Job, estimates: Estimator) -> int:
-        """Its queue: a waiting job attains nothing."""
         return self.queue_of(_attained(job))
 
     def running_key(self, job: Job, estimates: Estimator) -> tuple[float, ...]:
-        """When it crosses, or crossed, each threshold."""
         return self.crossings(job, 0.0)
 
     def plan(self, view: Snapshot) -> Plan:
-        """Compare the first waiting job with the last running one; go on only if something can change."""
         head = view.waiting.head
         if head is None:
             return Plan.NOTHING
@@ -89,7 +84,7 @@ class Las(Policy):
         return draft.finish(reason, wake_at=wake_at, note=seen.note())
 
     def _promoted(self, view: Snapshot, seen: _Seen) -> tuple[dict[JobId, float], float]:
-        """Service at their last promotion of those that were promoted, and when the next promotion may be due."""
+        """Service of promoted jobs at their promotion, and when the next promotion may be due."""
         if not self.promote or not self.thresholds:
             return {}, inf
         fresh = {job: base for job, base in seen.fresh.items() if job in view.jobs}
@@ -107,7 +102,7 @@ class Las(Policy):
         return fresh, due
 
     def _after(self, view: Snapshot, outcome: PreemptionResult, ranking: _Ranking, seen: _Seen) -> _Seen:
-        """What the next plan may rely on after this one's changes."""
+        """What the next plan may rely on."""
         stuck: dict[Demand, tuple[int, int, int]] = {}
         if all(view.jobs[job].spec.devices == 1 for job in outcome.released):  # a displaced gang may leave room
             stuck = {
@@ -131,7 +126,7 @@ class Las(Policy):
 
 
 class _Offers:
-    """Waiting jobs in order, promoted ones where they belong now, without those known to be stuck."""
+    """Waiting jobs in order, with promoted ones moved, without those known not to fit."""
 
     __slots__ = ("_draft", "_early", "_fresh", "_stuck", "_view")
 
@@ -149,7 +144,7 @@ class _Offers:
         ]
 
     def __call__(self, refused: set[Demand]) -> Iterator[Entry]:
-        """Offer them; a second time, when displaced gangs have left devices over, the stuck ones too."""
+        """Entries in order; on a second call, after gangs were displaced, including jobs that did not fit."""
         entries = self._view.waiting.entries(refused)
         if self._early:
             later = (entry for entry in entries if entry[2] not in self._fresh)
@@ -171,7 +166,7 @@ class _Offers:
 
 
 class _Ranking:
-    """Running jobs by queue and submission, and when the next of them changes its queue; made when it is asked for."""
+    """Running jobs by queue and submission, and the time of the next queue change; computed on demand."""
 
     __slots__ = ("_behind", "_entries", "_fresh", "_las", "_last", "_running", "_seen", "_view")
 
@@ -185,11 +180,11 @@ class _Ranking:
         self._entries: list[Entry] = []
 
     def __call__(self, behind: Entry) -> list[Entry]:
-        """Rank those that come after a waiting job."""
+        """Running jobs ranked behind a waiting job."""
         if behind[:2] > self._seen.last:
             return []
         self._behind = behind[0], behind[1]
-        running = list(self._view.roster.entries())
+        running = list(self._view.running_jobs.entries())
         at, (first, least, _) = self._view.at, behind
         if first:  # comparing times is several times cheaper than finding every job's queue
             after = [e for e in running if e[0][first] <= at or (e[1] > least and e[0][first - 1] <= at)]
@@ -201,7 +196,7 @@ class _Ranking:
         return self._entries
 
     def _with_fresh(self, entries: list[Entry]) -> list[Entry]:
-        """The crossings of promoted jobs set right."""
+        """Crossings corrected for promoted jobs."""
         if not self._fresh:
             return entries
         fresh = [self._view.jobs[job] for job in self._fresh]
@@ -209,7 +204,7 @@ class _Ranking:
         return [entry for entry in entries if entry[2] not in self._fresh] + own
 
     def outlook(self, floor: int, released: Container[JobId]) -> tuple[int, tuple[int, int], float]:
-        """From which queue on waiting jobs matter, what no running job is behind, and until when that is so."""
+        """The first queue that matters to waiting jobs, the last running position, and until when both hold."""
         seen = self._seen
         if self._behind is None:
             return seen.floor, seen.last, seen.until
@@ -217,7 +212,7 @@ class _Ranking:
         last = self._behind if stayed is None else (stayed[0], stayed[1])
         if floor >= seen.floor:
             return seen.floor, max(last, (seen.floor - 1, _ANY)), seen.until
-        at, least = self._view.at, max(0, floor - 1)  # falling back to a queue before `floor` puts nobody behind
+        at, least = self._view.at, max(0, floor - 1)  # falling back to a queue before `floor` changes no rank
         until = min(
             [times[max(bisect_right(times, at), least)] for times, _, _ in self._with_fresh(self._running)], default=inf
         )
@@ -226,7 +221,7 @@ class _Ranking:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a plan knows of the one before; it saves going through all jobs when nothing can have changed."""
+    """State of the previous plan, to skip scanning all jobs when nothing can have changed."""
 
     floor: int = 1_000  # no waiting job is in a queue before this one
     last: tuple[int, int] = (1_000, 0)  # (queue, submission) that no running job is behind
@@ -240,12 +235,11 @@ class _Seen:
 
     @property
     def wake_at(self) -> float:
-        """When something changes by itself."""
+        """When something changes without a fact."""
         return min(self.until, self.due)
 
     @classmethod
     def before(cls, view: Snapshot) -> _Seen:
-        """From the last plan's note; at first nothing is known."""
         if view.note is None:
             return cls()
         floor, last, until, due, num_free, fresh, stuck = cast(Any, view.note)
@@ -255,14 +249,14 @@ class _Seen:
         )
 
     def still_stuck(self, view: Snapshot) -> dict[Demand, tuple[int, int, int]]:
-        """Demands for which no room can have come up: too few devices came free, and no running job fell back."""
+        """Demands that still cannot fit: too few devices came free, and no running job fell back."""
         freed = view.occupancy.num_free - self.num_free
         if view.at >= self.until or freed < 0:
             return {}
         return {demand: (q, seq, short - freed) for demand, (q, seq, short) in self.stuck.items() if short > freed}
 
     def note(self) -> object:
-        """As JSON, which knows no infinity."""
+        """As JSON, which has no infinity."""
         until, due = (None if time == inf else time for time in (self.until, self.due))
         stuck = [[width, list(kinds), *entry] for (width, kinds), entry in self.stuck.items()]
         return [self.floor, list(self.last), until, due, self.num_free, self.fresh, stuck]

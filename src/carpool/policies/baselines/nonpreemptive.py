@@ -17,37 +17,35 @@ from carpool.policies.registry import register
 @register("fifo")
 @dataclass(frozen=True, slots=True)
 class Fifo(Policy):
-    """Start waiting jobs in order; the head of the queue blocks unless `bypass` lets later jobs pass it."""
+    """Start waiting jobs in order; the head of the queue blocks unless `bypass` lets later jobs pass."""
 
     bypass: bool = False
     placement: str = "consolidated"
 
     def plan(self, view: Snapshot) -> Plan:
-        """Give free devices to the head of the queue for as long as it fits."""
         if not view.waiting or view.occupancy.num_free < view.waiting.narrowest:
             return Plan.NOTHING
         draft = Draft(view)
         started = draft.fill(placement_rule(self.placement), bypass=self.bypass)
-        return draft.finish(f"the next {started} in the queue fit") if started else Plan.NOTHING
+        return draft.finish(f"started the next {started} in the queue") if started else Plan.NOTHING
 
 
 @register("sjf")
 @dataclass(frozen=True, slots=True)
 class Sjf(Policy):
-    """Start the waiting job with the least remaining / (rate on its fastest kind), on the fastest kind that is free.
+    """Start the waiting job with the least remaining / (rate on its fastest type), on the fastest free type.
 
-    Not preemptive. The head of the queue blocks unless `bypass` lets longer jobs pass it.
+    Not preemptive. The head of the queue blocks unless `bypass` lets longer jobs pass.
     """
 
     bypass: bool = False
     placement: str = "consolidated"
 
     def waiting_key(self, job: Job, estimates: Estimator) -> float:
-        """Declared lengths are seconds on any kind; other estimates are asked when the kinds are known, in `plan`."""
+        """Declared lengths are seconds on any type; other estimates are used in `plan`, where the types are known."""
         return job.remaining_at(job.as_of) if isinstance(estimates, DeclaredEstimator) else 0.0
 
     def plan(self, view: Snapshot) -> Plan:
-        """Give free devices to the shortest for as long as it fits."""
         if not view.waiting or view.occupancy.num_free < view.waiting.narrowest:
             return Plan.NOTHING
         rule = placement_rule(self.placement)
@@ -58,7 +56,7 @@ class Sjf(Policy):
                 started += 1
             elif not self.bypass or not draft.num_free:
                 break
-        return draft.finish(f"{started} shortest fit") if started else Plan.NOTHING
+        return draft.finish(f"started the {started} shortest") if started else Plan.NOTHING
 
     def _shortest_first(self, draft: Draft) -> Iterator[Job]:
         view = draft.view
@@ -72,11 +70,11 @@ class Sjf(Policy):
 @register("sched-homo")
 @dataclass(frozen=True, slots=True)
 class SchedHomo(Policy):
-    """Start waiting jobs by R / weight, R = remaining work over the mean of the rates on all kinds; no preemption.
+    """Start waiting jobs by R / weight, R = remaining work over the mean rate on all device types; no preemption.
 
-    Devices are taken in the order of their numbers, whatever their kind: the first kind with room, or, with
-    `mixed=true`, any free devices, so that a gang goes at the pace of its slowest. Later jobs pass one that does not
-    fit unless `bypass=false`. The rule is our reading of the baseline in the Hare study.
+    Devices are taken in order of their numbers, whatever their type: the first type with room, or, with
+    `mixed=true`, any free devices, so that a gang runs at the pace of its slowest. Later jobs pass one that does
+    not fit unless `bypass=false`. Our reading of the baseline in the Hare study.
     """
 
     bypass: bool = True
@@ -84,7 +82,6 @@ class SchedHomo(Policy):
     placement: str = "consolidated"
 
     def plan(self, view: Snapshot) -> Plan:
-        """Give free devices out in order."""
         if not view.waiting or view.occupancy.num_free < view.waiting.narrowest:
             return Plan.NOTHING
         waiting = [view.jobs[job] for job in view.waiting]
@@ -95,7 +92,9 @@ class SchedHomo(Policy):
                 started += 1
             elif not self.bypass or not draft.num_free:
                 break
-        return draft.finish(f"{started} shortest per weight fit, kinds not looked at") if started else Plan.NOTHING
+        return (
+            draft.finish(f"started the {started} shortest per weight, on any device type") if started else Plan.NOTHING
+        )
 
     def _key(self, view: Snapshot, job: Job) -> float:
         rates = [

@@ -4,50 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from typing import Protocol, runtime_checkable
 
 from carpool.core.draft import Draft
-from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.model import Job, Kind
 from carpool.core.placement import placement_rule
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.core.topology import Placement
 from carpool.policies.estimator_queries import devices_in_use_or_free, kind_held, kinds_of, placed_on
 from carpool.policies.registry import register
-
-
-@runtime_checkable
-class KnowsSteps(Protocol):
-    """An estimator that also counts steps: what Optimus reckons with."""
-
-    def step_s(self, spec: JobSpec, placement: Placement) -> float:
-        """Seconds of one step there, at the job's own batch."""
-        ...
-
-    def steps_left(self, job: Job, at: float) -> float:
-        """Steps still to do at the job's own batch."""
-        ...
 
 
 @register("optimus")
 @dataclass(frozen=True, slots=True)
 class Optimus(Policy):
-    """Deal all devices out anew whenever asked: one to each job, first come first served, then greedily.
+    """Reassign all devices: one per job, first come first served, then greedily.
 
-    The next device goes to the job with the largest remaining·(t(k) − t(k+1)), t(k) being the seconds of a step on k
-    devices; no further than that is positive. Steps come from the estimator where it counts them (`KnowsSteps`), else
-    t = 1/rate and remaining is the work left. Whoever keeps its number keeps its devices; others are placed anew, the
-    smallest first. Peng et al., "Optimus", EuroSys 2018.
+    The next device goes to the job with the largest remaining·(t(k) − t(k+1)), t(k) being the step time on k
+    devices, while that is positive. Where the estimator does not count steps, t = 1/rate and remaining is the work
+    left. Jobs that keep their count keep their devices; others are placed again, smallest first. Peng et al.,
+    "Optimus", EuroSys 2018.
     """
 
     placement: str = "emptiest"
-    interval_s: float = 0.0  # above 0: also decide anew after so many seconds without an arrival or an ending
+    interval_s: float = 0.0  # above 0: also plan after this long without an arrival or completion
 
     def __post_init__(self) -> None:
-        """Check the placement."""
         placement_rule(self.placement)
 
     def plan(self, view: Snapshot) -> Plan:
-        """Count, then place."""
         stakes = [_Stake(view, job) for job in sorted(view.active(), key=lambda job: job.seq)]
         if not stakes:
             return Plan.NOTHING
@@ -64,11 +47,11 @@ class Optimus(Policy):
                     draft.place(stake.job, stake.job.spec.narrowest, kinds=(stake.kind,), rule=rule)
         num = sum(stake.count > 0 for stake in stakes)
         wake_at = view.at + self.interval_s if self.interval_s else None
-        return draft.finish(f"{num} of {len(stakes)} jobs share the devices by what one more saves", wake_at=wake_at)
+        return draft.finish(f"{num} of {len(stakes)} jobs hold devices, by the time one more saves", wake_at=wake_at)
 
 
 class _Stake:
-    """A job in the dealing: what it has got so far, and what one more device would save."""
+    """A job's device count so far, and the time one more device would save."""
 
     __slots__ = ("_kinds", "_remaining", "_view", "count", "held", "job", "kind")
 
@@ -82,19 +65,14 @@ class _Stake:
         if held in self._kinds:
             self._kinds.insert(0, held)
         self.kind = self._kinds[0] if self._kinds else Kind("")
-        estimates = view.estimates
-        if isinstance(estimates, KnowsSteps):
-            self._remaining = estimates.steps_left(job, view.at)
-        else:
-            self._remaining = estimates.remaining(job, view.at).mean
+        self._remaining = view.estimates.steps_left(job, view.at)
 
     @property
     def keeps_kind(self) -> bool:
-        """Whether what it holds is of the kind it was dealt."""
         return kind_held(self._view, self.job) == self.kind
 
     def start(self, left: dict[Kind, int]) -> None:
-        """Take the fewest devices it accepts, of the kind it has, else of the first with enough left."""
+        """Take the fewest devices it accepts, of the type it holds, else of the first with enough left."""
         narrowest = self.job.spec.narrowest
         kind = next((kind for kind in self._kinds if left[kind] >= narrowest), None)
         if kind is not None:
@@ -102,21 +80,17 @@ class _Stake:
             left[kind] -= narrowest
 
     def saving(self, left: dict[Kind, int]) -> float:
-        """Seconds that one more device would take off its run time."""
+        """Seconds of run time that one more device would save."""
         if not self.count or self.count >= self.job.spec.widest or not left[self.kind]:
             return 0.0
         return self._remaining * (self._step_s(self.count) - self._step_s(self.count + 1))
 
     def _step_s(self, count: int) -> float:
-        estimates, placement = self._view.estimates, placed_on(self._view.cluster, self.kind, count)
-        if isinstance(estimates, KnowsSteps):
-            return estimates.step_s(self.job.spec, placement)
-        rate = estimates.rate(self.job.spec, placement).mean
-        return 1.0 / rate if rate > 0.0 else 1e18
+        return self._view.estimates.step_s(self.job.spec, placed_on(self._view.cluster, self.kind, count))
 
 
 def _deal(stakes: list[_Stake], left: dict[Kind, int]) -> None:
-    """Hand devices out until one more helps nobody."""
+    """Assign devices until one more helps no job."""
     for stake in stakes:
         stake.start(left)
     heap = [(-stake.saving(left), order, stake) for order, stake in enumerate(stakes)]

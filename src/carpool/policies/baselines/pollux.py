@@ -30,13 +30,13 @@ from carpool.policies.registry import register
 Floats = NDArray[np.float64]
 Row = tuple[tuple[int, int], ...]  # (node, devices) pairs by ascending node: where a job sits
 
-_STAYERS_FIRST = 0.8  # how often who may stay is placed before who moves, and not the other way round
-_LESS = 1e-12  # a replacement has to be better by more than rounding
+_STAYERS_FIRST = 0.8  # how often jobs that may stay are placed before jobs that move
+_LESS = 1e-12  # least improvement, above rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Stake:
-    """One job's costs by number of devices, 0 included."""
+    """One job's costs by number of devices, including 0."""
 
     local: Floats  # on one node, if it has to move there; infinite where that is not allowed
     spread: Floats  # over several nodes
@@ -45,24 +45,22 @@ class Stake:
 
     @property
     def width(self) -> int:
-        """Devices it holds."""
         return sum([count for _, count in self.held])
 
     def cost(self, row: Row) -> float:
-        """What a placement costs."""
         if row == self.held:
             return self.stay
         return float((self.spread if len(row) > 1 else self.local)[sum([count for _, count in row])])
 
 
 def search(sizes: Sequence[int], stakes: Sequence[Stake], random: Random, iterations: int) -> list[Row]:
-    """A place for each job on nodes of the given sizes; an empty one for those that get nothing."""
+    """A row (node, devices) for each job on nodes of the given sizes; empty for jobs that get nothing."""
     room = _Search(sizes, stakes, random)
     rows = [stake.held for stake in stakes]
     costs = [stake.stay for stake in stakes]
-    everybody = range(len(stakes))
+    all_jobs = range(len(stakes))
     for step in range(1 + (iterations if len(stakes) > 1 else 0)):
-        torn = room.neighbourhood(rows) if step else everybody
+        torn = room.neighbourhood(rows) if step else all_jobs
         found = room.rebuild(rows, torn)
         found_costs = {job: stakes[job].cost(row) for job, row in found.items()}
         if sum(found_costs.values()) < sum([costs[job] for job in torn]) - _LESS:
@@ -72,7 +70,7 @@ def search(sizes: Sequence[int], stakes: Sequence[Stake], random: Random, iterat
 
 
 class _Free:
-    """Devices left on each node, and where a job over several nodes sits: two of these on one node would interfere."""
+    """Devices left on each node, and which nodes host a job that spans nodes: two of those would interfere."""
 
     __slots__ = ("_is_spread", "left")
 
@@ -125,7 +123,7 @@ class _Search:
         ]
 
     def neighbourhood(self, rows: Sequence[Row]) -> Collection[int]:
-        """Jobs to place anew: a few of any, or all on a few nodes together with those that have nothing."""
+        """Jobs to place again: some random ones, or all on some nodes and those without devices."""
         random, num = self._random, len(rows)
         if random.random() < 0.5:
             return set(random.sample(range(num), min(num, random.randint(2, 6))))
@@ -134,7 +132,7 @@ class _Search:
         return torn | {random.randrange(num)}
 
     def rebuild(self, rows: Sequence[Row], torn: Collection[int]) -> dict[int, Row]:
-        """The best numbers for the torn jobs in what the others leave, packed: who keeps its number stays if it can."""
+        """The best counts for the removed jobs in what others leave; jobs that keep their count stay if they can."""
         stakes, free = self._stakes, _Free(self._sizes)
         for job, row in enumerate(rows):
             if job not in torn:
@@ -176,7 +174,7 @@ class _Search:
         return wanted
 
     def _second_best(self, job: int, wanted: int, free: _Free) -> Row:
-        """The cheapest place that is left with at most so many devices."""
+        """The cheapest possible row with at most so many devices."""
         stake = self._stakes[job]
         row: Row = ()
         cost = float(stake.local[0])
@@ -189,23 +187,23 @@ class _Search:
         return row
 
 
-_NOTHING = 4e-3  # added to every speed-up: a job without devices counts as a 250th of its fair share
-_LEAST_WORTH = 0.01  # of a start, however young the job
+_NOTHING = 4e-3  # added to every speedup: a job without devices counts as a 250th of its fair share
+_LEAST_WORTH = 0.01  # of a start, however new the job
 
 
 @register("pollux")
 @dataclass(frozen=True, slots=True)
 class Pollux(Policy):
-    """Maximise the power mean of all jobs' speed-ups over a fair share: Pollux's objective, with a search of our own.
+    """Maximize the power mean of all jobs' speedups over a fair share: Pollux's objective, with our own search.
 
-        speed-up_j(A) = goodput_j(A) / goodput_j(fair share),   goodput at the best batch size for A
-        maximise (1/J Σ speed-up_j^power)^(1/power)
+        speedup_j(A) = goodput_j(A) / goodput_j(fair share),   goodput at the best batch size for A
 
-    The fair share is ⌈devices/jobs⌉ devices, taken as if they were on one node (as published, however many they are).
-    A job that has to move is charged for it: its speed-up is multiplied by (T − R·restart_s)/(T + restart_s), T the
-    age of the job and R how often it was moved before, and by no more than `trust`, since goodput after a move is
-    believed and not measured. A job gets at most `growth` times as many devices as it ever had, beginning with as few
-    as it accepts; two jobs that both span nodes do not meet on a node. Qiao et al., OSDI 2021.
+        maximize (1/J Σ speedup_j^power)^(1/power)
+
+    The fair share is ⌈devices/jobs⌉ devices, taken as if on one node, as published. A move costs: the speedup is
+    multiplied by (T − R·restart_s)/(T + restart_s), T being the job's age and R its moves so far, and by at most
+    `trust`, since goodput after a move is estimated. A job gets at most `growth` times as many devices as it ever
+    had, starting with its minimum; two jobs that span nodes do not share a node. Qiao et al., OSDI 2021.
     """
 
     power: float = -1.0
@@ -213,11 +211,10 @@ class Pollux(Policy):
     growth: int = 2
     trust: float = 0.9
     iterations: int = 80  # of the search over placements
-    interval_s: float = 60.0  # decides anew after so many seconds, whatever happens
+    interval_s: float = 60.0  # plan after this long, whatever happens
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if self.power >= 0.0:
             raise InputError(f"power is {self.power}", way_out="Give a number below 0, such as -1.")
         if self.growth < 2:
@@ -226,7 +223,6 @@ class Pollux(Policy):
             raise InputError(f"trust is {self.trust}", way_out="Give a number above 0, up to 1.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Search every kind of device by itself, then move whom it moved."""
         pasts = _pasts(view)
         draft, goals = Draft(view), list[_Goal]()
         for kind, jobs in _dealt(view).items():
@@ -236,12 +232,12 @@ class Pollux(Policy):
         for goal in moved:
             pasts[goal.job.id] = pasts[goal.job.id].after(goal.row)
         num = sum([bool(goal.row) for goal in goals])
-        reason = f"{num} of {len(goals)} jobs run, {len(moved)} of them moved, by goodput over a fair share"
+        reason = f"{num} of {len(goals)} jobs run, {len(moved)} of them moved, by goodput relative to a fair share"
         note = {job: list(past) for job, past in pasts.items() if past.placements}
         return draft.finish(reason, wake_at=view.at + self.interval_s if goals else None, note=note)
 
     def _goals(self, view: Snapshot, kind: Kind, jobs: Sequence[Job], pasts: dict[JobId, _Past]) -> list[_Goal]:
-        """Where the jobs dealt to a kind should be."""
+        """Rows for the jobs assigned to a device type."""
         sizes = _sizes(view, kind)
         options = [self._options(view, kind, job, pasts[job.id], sizes, len(jobs)) for job in jobs]
         stakes = [
@@ -257,7 +253,7 @@ class Pollux(Policy):
     def _options(
         self, view: Snapshot, kind: Kind, job: Job, past: _Past, sizes: Sequence[int], num_jobs: int
     ) -> _Options:
-        """Speed-up and best batch for every number of devices the job may have now."""
+        """Speedup and best batch size for every number of devices the job may have now."""
         spec, capacity, node = job.spec, sum(sizes), max(sizes)
         most = max(self.growth * past.widest, spec.narrowest)
         top = min(most, capacity, spec.widest)
@@ -277,7 +273,7 @@ class Pollux(Policy):
         )
 
     def _stake(self, view: Snapshot, kind: Kind, job: Job, past: _Past, options: _Options) -> Stake:
-        """A job's costs: the terms of the power mean, to be minimised."""
+        """A job's costs: its terms of the power mean, to be minimized."""
         age = view.at - job.submitted_at
         moves = max(0, past.placements - 1)
         worth = max(age - moves * self.restart_s, 0.0) / (age + self.restart_s)
@@ -294,18 +290,17 @@ class Pollux(Policy):
 
 
 class _Past(NamedTuple):
-    """What is remembered of a job from plan to plan."""
+    """What is remembered of a job between plans."""
 
-    placements: int = 0  # how often it was given devices
+    placements: int = 0  # how often it was assigned devices
     widest: int = 0  # most devices it ever had
 
     def after(self, row: Row) -> _Past:
-        """After it was given that place."""
         return _Past(self.placements + 1, max(self.widest, _width(row))) if row else self
 
 
 class _Options(NamedTuple):
-    """By number of devices: speed-ups, and the batch sizes they are reached with."""
+    """Speedups and their batch sizes by number of devices."""
 
     local: Floats
     spread: Floats
@@ -314,7 +309,7 @@ class _Options(NamedTuple):
 
 
 class _Goal(NamedTuple):
-    """Where a job is and where it should be."""
+    """A job's current and target row."""
 
     job: Job
     kind: Kind
@@ -324,20 +319,20 @@ class _Goal(NamedTuple):
 
 
 def _pasts(view: Snapshot) -> dict[JobId, _Past]:
-    """What the last plan noted, for the jobs there are now; of others, what they hold from an earlier policy."""
+    """The last plan's note for current jobs; for others, what they hold from an earlier policy."""
     known = cast(dict[str, Any], view.note or {})
     fresh = {name: (1, job.desired.num_devices) for name, job in view.jobs.items() if job.desired is not None}
     return {job: _Past(*known.get(job, fresh.get(job, ()))) for job in view.jobs}
 
 
 def _sizes(view: Snapshot, kind: Kind) -> list[int]:
-    """Devices of a kind on each node that is there."""
+    """Usable devices of a type on each node."""
     occupancy = view.occupancy
     return [
         0
         if node.id in occupancy.lost
         else sum([len(bank.devices) for bank in node.banks if bank.kind == kind])
-        - sum(occupancy.is_left(device) for device in occupancy.yielded if _is_of(view, device, node, kind))
+        - sum(occupancy.is_foreign(device) for device in occupancy.foreign_devices if _is_of(view, device, node, kind))
         for node in view.cluster.nodes
     ]
 
@@ -347,7 +342,7 @@ def _is_of(view: Snapshot, device: int, node: Node, kind: Kind) -> bool:
 
 
 def _dealt(view: Snapshot) -> dict[Kind, list[Job]]:
-    """Jobs by the kind they are to run on: the one they hold, else where speed and devices for each job are most."""
+    """Jobs by device type: the one they hold, else where rate and devices per job are highest."""
     capacity = {kind: sum(_sizes(view, kind)) for kind in view.cluster.kinds}
     dealt: dict[Kind, list[Job]] = {kind: [] for kind in view.cluster.kinds}
     for job in view.running():
@@ -366,7 +361,6 @@ def _dealt(view: Snapshot) -> dict[Kind, list[Job]]:
 
 
 def _row(view: Snapshot, job: Job) -> Row:
-    """Where a job sits."""
     counts: dict[int, int] = {}
     for device in job.desired.devices() if job.desired is not None else ():
         node = view.cluster.node_of(device).id
@@ -379,7 +373,7 @@ def _width(row: Row) -> int:
 
 
 def _carry_out(draft: Draft, goals: Sequence[_Goal]) -> None:
-    """Move jobs, all leaving before any enters, and set the batch of those that stay."""
+    """Move jobs, releasing all before assigning any, and set batch sizes."""
     for goal in goals:
         if goal.held and goal.row != goal.held:
             draft.release(goal.job)

@@ -2,7 +2,7 @@
 
 An `Entry` is (rank, order of submission, job); lower comes first. Ranks of waiting and of running jobs must be
 comparable with each other at the instant of the plan. A gang sits on devices of one kind. The first in the order does
-not block the others: who fits nowhere, even at the expense of everybody behind it, is passed over.
+not block others: a job that fits nowhere, even by preempting all jobs behind it, is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from carpool.core.placement import PlacementRule, consolidated
 from carpool.core.queue import Demand, Entry, demand_of
 from carpool.core.topology import Cluster, Node
 
-Kinds = Callable[[Job], Sequence[Kind]]  # kinds a job may use, the preferred one first
+Kinds = Callable[[Job], Sequence[Kind]]  # device types a job may use, preferred first
 PendingWorker = Callable[[set[Demand]], Iterable[Entry]]  # entries in order, without those of refused demands
 Running = Callable[[Entry], Sequence[Entry]]  # entries in order, at least those behind the given one
 
@@ -27,10 +27,10 @@ _Held = tuple[tuple[int, int], ...]  # (node, devices) pairs
 
 @dataclass(slots=True)
 class PreemptionResult:
-    """Who started, who had to leave, and for whom there was no room.
+    """Jobs started and released, and those without room.
 
-    `refused` has the first job of each demand that did not fit, and how many more devices would have to come free at
-    least before it, or a later one of its demand, can. `left` is the first that stays waiting.
+    `refused` has the first job of each demand that did not fit, and how many more devices must come free before it
+    can. `left` is the first job that stays waiting.
     """
 
     started: dict[JobId, Entry] = field(default_factory=dict)
@@ -39,15 +39,14 @@ class PreemptionResult:
     left: Entry | None = None
 
     def words(self) -> str:
-        """For the plan's reason."""
-        return f"{len(self.started)} started, {len(self.released)} had to leave"
+        return f"{len(self.started)} started, {len(self.released)} preempted"
 
     def __bool__(self) -> bool:
         return bool(self.started or self.released)
 
 
 def among(entries: Sequence[Entry], jobs: Mapping[JobId, Job]) -> PendingWorker:
-    """Entries that are in order already as a source for `preempt`."""
+    """Sorted entries as a source for `preempt`."""
 
     def offered(refused: set[Demand]) -> Iterator[Entry]:
         return (entry for entry in entries if demand_of(jobs[entry[2]]) not in refused)
@@ -63,11 +62,11 @@ def preempt(
     rule: PlacementRule = consolidated,
     kinds: Kinds | None = None,
 ) -> PreemptionResult:
-    """Start waiting jobs in order, on free devices or in place of the least important running jobs behind them.
+    """Start waiting jobs in order, on free devices or by preempting the lowest-ranked running jobs behind them.
 
-    `running` is asked only if the free devices do not suffice; it may leave out jobs that are not to be touched.
-    Running jobs stay where they are; only those whose devices are needed leave, and those that turn out not to be
-    needed get theirs back. What displaced gangs leave over goes to whom it fits, in order, the displaced included.
+    `running` is called only if free devices do not suffice; it may leave out jobs that must not be preempted. Only
+    jobs whose devices are needed are released, and restored if they turn out not to be. Devices left over go to the
+    first jobs that fit, preempted ones included.
     """
     contest = _Contest(draft, running, rule, kinds or draft.kinds_for)
     contest.settle(waiting)
@@ -85,14 +84,14 @@ class _Contest:
         self._draft = draft
         self._jobs = draft.view.jobs
         self._ask = running
-        self._running: Sequence[Entry] | None = None  # once they were asked for
-        self._last = -1  # the least important one that is still there
+        self._running: Sequence[Entry] | None = None  # once queried
+        self._last = -1  # the lowest-ranked one not yet released
         self._rule = rule
         self._kinds = kinds
         self.outcome = PreemptionResult()
 
     def settle(self, waiting: PendingWorker) -> None:
-        """Go through the waiting jobs until nothing is free and nobody is behind the next one."""
+        """Go through the waiting jobs until nothing is free and no running job ranks behind."""
         draft, refused = self._draft, set[Demand]()
         for entry in waiting(refused):
             if not draft.num_free and not self._has_behind(entry):
@@ -112,7 +111,7 @@ class _Contest:
                 self.outcome.refused[demand_of(job)] = (entry, short)
 
     def fill_up(self, waiting: PendingWorker) -> None:
-        """Place whoever fits into what is left."""
+        """Start all jobs that fit into the free devices."""
         draft, refused, outcome = self._draft, set[Demand](), self.outcome
         for entry in merge(waiting(refused), sorted(outcome.released.values())):
             if not draft.num_free:
@@ -127,7 +126,7 @@ class _Contest:
                 refused.add(demand_of(job))
 
     def _has_behind(self, entry: Entry) -> bool:
-        """Whether a running job that is still there comes after a waiting one."""
+        """Whether a running job ranks behind a waiting one."""
         running = self._running
         if running is None:
             running = self._running = self._ask(entry)
@@ -137,9 +136,9 @@ class _Contest:
         return self._last >= 0 and running[self._last] > entry
 
     def _displace(self, job: Job, entry: Entry, kinds: Sequence[Kind]) -> int:
-        """Put a waiting job in the place of running jobs behind it, on the first kind where that is possible.
+        """Replace lower-ranked running jobs by a waiting one, on the first device type where that is possible.
 
-        Returns 0 then, else how many devices would have to come free at least.
+        Returns 0 then, else how many devices must come free at least.
         """
         draft, jobs = self._draft, self._jobs
         self._has_behind(entry)
@@ -163,10 +162,10 @@ class _Contest:
         return shortest
 
     def _victims(self, room: _Room, entry: Entry, kind: Kind) -> list[Entry] | None:
-        """Who has to leave, least important first, so that a gang has room; None when that is not enough.
+        """Jobs to release, lowest rank first, so that a gang fits; None when that is not enough.
 
-        Going up from the least important job, the first node (or set of nodes) to have room is taken: the most
-        important job that suffers is then as unimportant as possible.
+        Going up from the lowest rank, the first node (or nodes) to have room is taken, so that the highest-
+        ranked victim ranks as low as possible.
         """
         cluster, running, jobs, gone = self._draft.view.cluster, self._running, self._jobs, self.outcome.released
         assert running is not None
@@ -187,7 +186,7 @@ class _Contest:
 
 
 class _Room:
-    """Counts devices that could be had on each node, until a gang fits."""
+    """Counts devices that could be freed on each node, until a gang fits."""
 
     __slots__ = ("_could", "_full", "_kind", "_lacking", "_occupancy", "_size", "_whole_nodes", "_width")
 
@@ -205,7 +204,7 @@ class _Room:
             self._full = {node.id for node in occupancy.cluster.nodes if empty >> node.id & 1}
 
     def add(self, held: _Held) -> set[int] | None:
-        """Count a job's devices in; the nodes to clear once the gang fits."""
+        """Count a job's devices; returns the nodes to clear once the gang fits."""
         could, fits = self._could, None
         for node, count in held:
             before = could.get(node)
@@ -227,7 +226,7 @@ class _Room:
 
     @property
     def short(self) -> int:
-        """How many devices would have to come free at least for the gang to have room."""
+        """How many devices must come free at least for the gang to fit."""
         if not self._whole_nodes:
             return max(1, self._lacking)
         free = [
@@ -240,7 +239,7 @@ class _Room:
         return max(1, self._lacking, whole * self._size - sum(could[:whole]))
 
     def _several(self) -> set[int] | None:
-        """Whole nodes and one more for the rest."""
+        """Whole nodes, and one more for the rest."""
         whole, rest = divmod(self._width, self._size)
         if len(self._full) < whole:
             return None
@@ -254,7 +253,7 @@ class _Room:
 
 
 def _held(cluster: Cluster, allocation: Allocation | None, kind: Kind) -> _Held:
-    """How many devices of a kind an allocation has on which nodes."""
+    """Devices of a type that an allocation has on each node."""
     if allocation is None:
         return ()
     shares = allocation.shares
@@ -272,7 +271,7 @@ def _held(cluster: Cluster, allocation: Allocation | None, kind: Kind) -> _Held:
 
 
 def _free_on(occupancy: Occupancy, node: Node, kind: Kind) -> int:
-    """Free devices of a kind on a node."""
+    """Free devices of a type on a node."""
     mask = occupancy.free_mask(node.id)
     if len(node.banks) == 1:
         return mask.bit_count()
@@ -287,10 +286,11 @@ def _free_on(occupancy: Occupancy, node: Node, kind: Kind) -> int:
 def arrange(
     draft: Draft, ordered: Sequence[Job], kinds: Kinds, *, rule: PlacementRule = consolidated
 ) -> PreemptionResult:
-    """Deal all devices out anew by count, in order, each gang on the first of its kinds that has enough left.
+    """Reassign all devices by count, in order, each gang on the first of its types that has enough left.
 
-    For clusters of unlike kinds, where a running job may be worth moving. Who keeps its kind keeps its devices; who
-    was to go but is in nobody's way gets its own back; what is left over goes to whom it fits, in order.
+    For clusters of several device types, where moving a running job may be worthwhile. Jobs that keep their type
+    keep their devices; jobs to be released are restored if no one needs their devices; the rest goes to the first
+    jobs that fit.
     """
     cluster = draft.view.cluster
     dealt = _dealt(draft, ordered, kinds)
@@ -313,7 +313,7 @@ def arrange(
 
 
 def _dealt(draft: Draft, ordered: Sequence[Job], kinds: Kinds) -> list[tuple[Job, Kind | None]]:
-    """Which kind each job would get if only numbers of devices counted."""
+    """The type each job would get if only device counts mattered."""
     left = dict(draft.view.occupancy.free_devices)
     for job in ordered:
         if job.desired is not None:

@@ -16,17 +16,17 @@ from carpool.policies.baselines.preemption import PreemptionResult, among, arran
 from carpool.policies.estimator_queries import by_rate, kind_held, seconds_left
 from carpool.policies.registry import register
 
-_TIE_S = 1e-6  # a waiting job must be shorter by more than this: rounding must not swap equal jobs at every fact
+_TIE_S = 1e-6  # a waiting job must be shorter by more than this, so that rounding swaps no equal jobs
 
 
 @register("wsrtf")
 @dataclass(frozen=True, slots=True)
 class Wsrtf(Policy):
-    """At every fact the jobs with the least remaining seconds / weight hold the devices.
+    """The jobs with the least remaining seconds / weight hold the devices.
 
-    Seconds are remaining work over the rate on the job's fastest kind, so that a job's place does not depend on where
-    it happens to run. On unlike kinds each job gets the fastest kind that the ones before it leave; a running job
-    moves to another kind only if that is more than `stay` times as fast. The head of the queue does not block.
+    Seconds are remaining work over the rate on the job's fastest type, so a job's rank does not depend on where it
+    runs. Each job gets the fastest type that jobs before it leave; a running job moves to another type only if that
+    is more than `stay` times as fast. The head of the queue does not block.
     """
 
     weighted: ClassVar[bool] = True
@@ -34,7 +34,6 @@ class Wsrtf(Policy):
     placement: str = "consolidated"
 
     def plan(self, view: Snapshot) -> Plan:
-        """Rank all jobs by their remaining time now."""
         if not view.waiting and len(view.cluster.kinds) == 1:
             return Plan.NOTHING
         draft = Draft(view)
@@ -58,7 +57,7 @@ class Wsrtf(Policy):
         return self._finished(draft, outcome)
 
     def _preferred(self, view: Snapshot, job: Job, speeds: list[tuple[float, Kind]]) -> list[Kind]:
-        """Fastest kind first; the one it runs on counts `stay` times and wins ties."""
+        """Fastest type first; the one it runs on counts `stay` times and wins ties."""
         held = kind_held(view, job)
         if held is None:
             return [kind for _, kind in speeds]
@@ -76,29 +75,26 @@ class Wsrtf(Policy):
 @register("srtf")
 @dataclass(frozen=True, slots=True)
 class Srtf(Wsrtf):
-    """The same with all weights equal, which lets the order of jobs be kept instead of made.
+    """Wsrtf with equal weights, which lets the scheduler keep the order of jobs.
 
-    While lengths are declared, a waiting job's remaining seconds and a running job's expected end do not change, and
-    a waiting job is shorter than a running one when its remaining seconds are less than end - now.
+    With declared lengths, a waiting job's remaining seconds and a running job's expected end do not change, and a
+    waiting job is shorter than a running one when its remaining seconds are less than end - now.
     """
 
     weighted: ClassVar[bool] = False
     keeps_running_order: ClassVar[bool] = True
 
     def waiting_key(self, job: Job, estimates: Estimator) -> float:
-        """Remaining seconds, where they are declared."""
         return job.remaining_at(job.as_of) if isinstance(estimates, DeclaredEstimator) else 0.0
 
     def running_key(self, job: Job, estimates: Estimator) -> float:
-        """Expected end."""
         rate = job.believed if job.is_starting else job.rate
         return job.as_of + job.remaining_at(job.as_of) / (rate or 1.0)
 
     def plan(self, view: Snapshot) -> Plan:
-        """Compare the shortest waiting job with the running one that ends last; go on only if something can change."""
         if len(view.cluster.kinds) > 1 or not isinstance(view.estimates, DeclaredEstimator):
             return Wsrtf.plan(self, view)
-        head, tail = view.waiting.head, view.roster.tail
+        head, tail = view.waiting.head, view.running_jobs.tail
         if head is None:
             return Plan.NOTHING
         shift = view.at + _TIE_S
@@ -111,6 +107,6 @@ class Srtf(Wsrtf):
                 yield seconds + shift, seq, job
 
         outcome = preempt(
-            draft, waiting, lambda entry: list(view.roster.entries()), rule=placement_rule(self.placement)
+            draft, waiting, lambda entry: list(view.running_jobs.entries()), rule=placement_rule(self.placement)
         )
         return self._finished(draft, outcome)

@@ -21,14 +21,14 @@ _ROUNDING = 1e-9  # leases are multiples of a float
 @register("themis")
 @dataclass(frozen=True, slots=True)
 class Themis(Policy):
-    """Free devices, and those whose lease is over, go to the jobs with the worst rho = T_shared / T_alone.
+    """Free devices, and those with an expired lease, go to the jobs with the worst rho = T_shared / T_alone.
 
-    T_shared is the time from submission to the end if the job runs from now on, T_alone its whole length, both at the
-    rate on its fastest kind. The worst `fraction` of the waiting and expired jobs is offered the devices first; among
-    them they go where the product of 1 / rho gains most per device, that is by log((rho + lease / T_alone) / rho) /
-    width, the price of waiting for another lease. The rest follows by rho. A lease lasts `lease_s` from the start and
-    is renewed when nobody else gets the devices. The head of the queue does not block. Our form, without bids and
-    auctions, of Mahajan et al., "Themis", NSDI 2020.
+    T_shared is the time from submission to completion if the job runs from now on, T_alone its whole length, both
+    at the rate on its fastest type. The worst `fraction` of waiting and expired jobs comes first; among them
+    devices go where the product of 1 / rho gains most per device, that is by log((rho + lease / T_alone) / rho) /
+    size. The rest follows by rho. A lease lasts `lease_s` from the start and is renewed if no other job gets the
+    devices. The head of the queue does not block. Our form, without auctions, of Mahajan et al., "Themis", NSDI
+    2020.
     """
 
     fraction: float = 0.2
@@ -36,7 +36,6 @@ class Themis(Policy):
     placement: str = "consolidated"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if not 0.0 < self.fraction <= 1.0 or self.lease_s <= 0.0:
             raise InputError(
                 f"fraction {self.fraction} must be in (0, 1] and lease_s {self.lease_s} above 0",
@@ -44,7 +43,6 @@ class Themis(Policy):
             )
 
     def plan(self, view: Snapshot) -> Plan:
-        """Rank waiting jobs and those whose lease is over; the better ranked hold the devices."""
         if not view.waiting:
             return Plan.NOTHING
         expired = [job for job in view.running() if self._is_over(view, job)]
@@ -69,7 +67,7 @@ class Themis(Policy):
         return draft.finish(reason, wake_at=min(ends, default=None))
 
     def _ranked(self, view: Snapshot, jobs: list[Job]) -> dict[str, int]:
-        """Places by fairness: the worst fraction by what they lose by waiting, then the rest."""
+        """Jobs by fairness: the worst fraction by what waiting costs them, then the rest."""
         rho: dict[str, float] = {}
         price: dict[str, float] = {}
         for job in jobs:
@@ -85,11 +83,11 @@ class Themis(Policy):
         return {job.id: rank for rank, job in enumerate([*first, *worst_first[offered:]])}
 
     def _is_over(self, view: Snapshot, job: Job) -> bool:
-        """Whether a lease ends at this very instant."""
+        """Whether a lease ends now."""
         leases = (view.at - job.since) / self.lease_s
         return leases > 0.5 and abs(leases - round(leases)) <= _ROUNDING * max(1.0, leases)
 
     def _lease_end(self, view: Snapshot, job: Job) -> float:
-        """When the present lease of a running job ends, after now."""
+        """When the current lease of a running job ends, after now."""
         end = job.since + (floor((view.at - job.since) / self.lease_s + _ROUNDING) + 1) * self.lease_s
         return end if end > view.at else end + self.lease_s

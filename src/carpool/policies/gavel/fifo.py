@@ -1,9 +1,9 @@
 """Gavel's FIFO: in order of arrival, each job on the fastest device type with room for its gang.
 
-Its code means to draw one of the kinds with room at random. But the name of the kind is read from a variable that a
-loop before has left at the last kind by name with any room, whether the gang fits there or not; the drawn number only
-strikes a kind off the list. So kinds are overbooked, and the jobs on them take turns. Placements are kept while a job
-lives; a job that ends hands its kind to the head of the queue if that fits the room counted up to then.
+With `perf=False` it reproduces a bug of Gavel's simulator. Its code means to draw a random device type with room, but
+reads the type from a variable that an earlier loop left at the last type by name with any room, whether or not the gang
+fits; the draw only removes a type from the list. So types are overbooked, and the jobs on them alternate. A job keeps
+its type; when it ends, the head of the queue takes it over if it fits the room counted so far.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Rates = Sequence[tuple[Job, Mapping[Kind, float]]]
 def leftover_kinds(
     rates: Rates, capacity: Mapping[Kind, int], memory: Mapping[str, Any], seed: int
 ) -> tuple[dict[JobId, Kind], dict[str, Any]]:
-    """The kind of each job that has one, and what the next call needs: the kinds, and the sizes of all draws so far.
+    """The type of each job that has one, and the state for the next call: types, and sizes of all draws so far.
 
-    `rates` is in order of arrival. The draws are made again each time, so that one stream lasts for the whole run.
+    `rates` is in order of arrival. All draws are repeated each time, so that one random stream lasts for the run.
     """
     random = Random(seed)
     draws: list[int] = list(memory.get("draws", ()))
@@ -75,7 +75,7 @@ def _inherited(
     room: dict[Kind, int],
     queue: list[tuple[Job, Mapping[Kind, float]]],
 ) -> dict[JobId, Kind]:
-    """Kinds that stay, and kinds of ended jobs that the head of the queue takes over; in order of arrival."""
+    """Types that stay, and types of completed jobs that the head of the queue takes over, in order of arrival."""
     kinds: dict[JobId, Kind] = {}
     for old in order:
         kind = held[old]
@@ -94,11 +94,10 @@ def _inherited(
 @register("gavel-fifo")
 @dataclass(frozen=True, slots=True)
 class GavelFifo(Policy):
-    """Order of arrival on unlike kinds (fifo_perf of Narayanan et al., OSDI 2020); the first that fits nowhere blocks.
+    """First come, first served on heterogeneous devices (fifo_perf of Narayanan et al., OSDI 2020).
 
-    A job that fits only on kinds where it makes no progress is passed over.
-
-    `perf=False` reproduces the plain `fifo` of Gavel's simulator with a slip in its code: see `gavel_leftover`.
+    The first job that fits nowhere blocks; one that fits only where it makes no progress is skipped. `perf=False`
+    reproduces the plain `fifo` of Gavel's simulator, with its bug.
     """
 
     keeps_running_order: ClassVar[bool] = True
@@ -110,12 +109,10 @@ class GavelFifo(Policy):
     seed: int = 0  # of the draws when perf=False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
         if not self.turn_s > 0.0:
             raise InputError(f"turn_s is {self.turn_s}", way_out="Give a number of seconds above 0.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Give each job in order of arrival its kind, until one fits nowhere."""
         if not self.perf:
             return self._plan_as_listed(view)
         if not self.recompute_s:
@@ -147,7 +144,7 @@ class GavelFifo(Policy):
             seen = [*(job for job in view.running() if job.id not in chosen), *seen]
         running = apply_round(draft, seen, chosen)
         note = table.as_note() if table is not None else None
-        return draft.finish(f"{running} first in order of arrival on their fastest kinds with room", note=note)
+        return draft.finish(f"the first {running} jobs run on their fastest device types with room", note=note)
 
     def _plan_as_listed(self, view: Snapshot) -> Plan:
         capacity = capacity_of(view)
@@ -164,11 +161,11 @@ class GavelFifo(Policy):
         draft = Draft(view)
         running = apply_round(draft, active, chosen)
         note = None if table is old else table.as_note()
-        reason = f"turn of {running} of {len(active)} jobs, kinds as of {table.at:.0f} s"
+        reason = f"round of {running} of {len(active)} jobs, device types as of {table.at:.0f} s"
         return draft.finish(reason, wake_at=next_round(view.at, self.turn_s, table.at + self.recompute_s), note=note)
 
 
 def _fastest(rates: Mapping[Kind, float], room: Mapping[Kind, int], width: int) -> Kind | None:
-    """The kind with the highest rate among those with room; the first of them on ties."""
+    """The fastest type with room; the first on ties."""
     fitting = [kind for kind, rate in rates.items() if rate > 0.0 and room[kind] >= width]
     return max(fitting, key=lambda kind: rates[kind], default=None)

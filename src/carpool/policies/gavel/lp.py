@@ -20,15 +20,15 @@ Floats = npt.NDArray[np.float64]
 
 _TOLERANCE = 1e-8
 _MAX_ITERATIONS = 80
-_TO_BORDER = 0.98  # part of the way to the border that one step may go
+_TO_BORDER = 0.98  # part of the way to the boundary that one step may go
 _NO_MOVE = 1e-10  # a step shorter than this no longer changes anything
 
 
 def interior_point(cost: Floats, rows: Any, limits: Floats) -> Floats:
-    """Minimise cost·x subject to rows·x ≤ limits; `rows` is a sparse matrix of full column rank.
+    """Minimize cost·x subject to rows·x ≤ limits; `rows` is a sparse matrix of full column rank.
 
     Mehrotra's predictor–corrector (SIAM J. Optimization 2, 1992) on rows·x + s = limits, s ≥ 0, with duals z ≥ 0.
-    Every step solves [0 Gᵀ; G −s/z] [dx; dz] = r by a sparse LU, so that a program with thousands of rows stays cheap.
+    Every step solves [0 Gᵀ; G −s/z] [dx; dz] = r by a sparse LU, so a program with thousands of rows stays cheap.
     """
     rows = csc_array(rows)
     num_rows = len(limits)
@@ -95,12 +95,10 @@ def _reach(values: Floats, change: Floats) -> float:
     return min(1.0, float((-values[falling] / change[falling]).min())) if falling.any() else 1.0
 
 
-# X[j, k] is that part. Every program has the same bounds: X ≥ 0; Σ_k X[j, k] ≤ 1 (a job is in one place at a time);
-# Σ_j width_j·X[j, k] ≤ N_k (devices there are). D. Narayanan et al., Heterogeneity-Aware Cluster Scheduling Policies
-# for Deep Learning Workloads, OSDI 2020, section 4.
+# X[j, k] is the share of its time job j spends on type k. All programs have the bounds X ≥ 0, Σ_k X[j, k] ≤ 1 and
+# Σ_j width_j·X[j, k] ≤ N_k. D. Narayanan et al., Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning
+# Workloads, OSDI 2020, section 4.
 
-
-Array = npt.NDArray[np.float64]
 
 _MAX_STEPS = 50  # of the search for the fairest ρ; four or five are usual
 _SLACK = 1e-6  # relative room left to a bound found numerically, so that the program inside it is feasible
@@ -108,28 +106,28 @@ _SLACK = 1e-6  # relative room left to a bound found numerically, so that the pr
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Jobs (rows) and kinds (columns) as numbers. Each job has a rate above 0 somewhere."""
+    """Jobs (rows) and device types (columns) as numbers. Each job has a positive rate somewhere."""
 
-    rates: Array  # work per second of the whole gang; 0 where the job cannot run
-    widths: Array  # devices of each gang
-    weights: Array
-    left: Array  # work still to do
-    age_s: Array  # since submission
-    capacity: Array  # devices of each kind
+    rates: Floats  # work per second of the whole gang; 0 where the job cannot run
+    widths: Floats  # devices of each gang
+    weights: Floats
+    left: Floats  # work still to do
+    age_s: Floats  # since submission
+    capacity: Floats  # devices of each kind
 
     @property
-    def isolated(self) -> Array:
-        """Each job's rate on its own part of the cluster: 1/n of every kind, and no more than all of its time."""
+    def isolated(self) -> Floats:
+        """Each job's rate on its own part of the cluster: 1/n of every type, at most all of its time."""
         shares = np.outer(1.0 / self.widths, self.capacity / len(self.widths))
         shares /= np.maximum(shares.sum(axis=1), 1.0)[:, None]
-        rates: Array = (self.rates * shares).sum(axis=1)
+        rates: Floats = (self.rates * shares).sum(axis=1)
         return rates
 
 
-def max_min(problem: Problem) -> Array:
-    """Maximise min_j (width_j / weight_j) · Σ_k T[j, k]·X[j, k] / Σ_k T[j, k]·N_k/N.
+def max_min(problem: Problem) -> Floats:
+    """Maximize min_j (width_j / weight_j) · Σ_k T[j, k]·X[j, k] / Σ_k T[j, k]·N_k/N.
 
-    The divisor is the job's rate when its time is dealt over the kinds by their numbers of devices.
+    The divisor is the job's rate when its time is spread over the types by their numbers of devices.
     """
     proportional = problem.rates @ (problem.capacity / problem.capacity.sum())
     value = problem.rates * (problem.widths / (problem.weights * proportional))[:, None]
@@ -137,26 +135,26 @@ def max_min(problem: Problem) -> Array:
     return _shaped(interior_point(cost, rows, limits)[:-1], problem)
 
 
-def throughput(problem: Problem) -> Array:
-    """Maximise Σ_j Σ_k T[j, k]·X[j, k], in units of work as they are."""
+def throughput(problem: Problem) -> Floats:
+    """Maximize Σ_j Σ_k T[j, k]·X[j, k], in units of work."""
     rows, limits = _bounds(problem)
     return _shaped(interior_point(-problem.rates.ravel(), rows, limits), problem)
 
 
-def makespan(problem: Problem) -> Array:
-    """Minimise M such that Σ_k T[j, k]·X[j, k] ≥ left_j / M for every job."""
+def makespan(problem: Problem) -> Floats:
+    """Minimize M such that Σ_k T[j, k]·X[j, k] ≥ left_j / M for every job."""
     need = np.maximum(problem.left, 1e-9)
     multiple, _ = largest_multiple(need, problem)
     return reaching(need * multiple * (1.0 - _SLACK), problem)
 
 
-def finish_time_fairness(problem: Problem, alone_s: Array) -> Array:
-    """Minimise ρ = max_j (age_j + left_j/θ_j) / alone_j with θ_j = Σ_k T[j, k]·X[j, k].
+def finish_time_fairness(problem: Problem, alone_s: Floats) -> Floats:
+    """Minimize ρ = max_j (age_j + left_j/θ_j) / alone_j with θ_j = Σ_k T[j, k]·X[j, k].
 
-    alone_j is the time the job would take in all on its own part of the cluster. For a given ρ each job needs
-    θ_j ≥ left_j / (ρ·alone_j − age_j), and ρ is reached when the largest multiple of these needs that can be had is
-    one. That multiple's dual prices bound it for every other ρ, so the next ρ is where the bound is one: a Newton
-    step, exact after a few programs.
+    alone_j is the job's total time on its own part of the cluster. For a given ρ each job needs θ_j ≥ left_j /
+    (ρ·alone_j − age_j), and ρ is reached when the largest feasible multiple of these needs is one. The dual prices
+    of that multiple bound it for every other ρ, so the next ρ is where the bound is one: a Newton step, exact after
+    a few programs.
     """
     left = np.maximum(problem.left, 1e-9)
     floor = float((problem.age_s / alone_s).max())  # at or below this some job is too late already
@@ -171,7 +169,7 @@ def finish_time_fairness(problem: Problem, alone_s: Array) -> Array:
     return reaching(left / (rho * (1.0 + _SLACK) * alone_s - problem.age_s), problem)
 
 
-def _rho_at(multiple: float, prices: Array, age_s: Array, alone_s: Array) -> float:
+def _rho_at(multiple: float, prices: Floats, age_s: Floats, alone_s: Floats) -> float:
     """The ρ at which Σ_j prices_j / (ρ·alone_j − age_j) is `multiple`; the sum falls as ρ grows."""
     priced = prices > 0.0
     prices, age_s, alone_s = prices[priced], age_s[priced], alone_s[priced]
@@ -190,24 +188,24 @@ def _rho_at(multiple: float, prices: Array, age_s: Array, alone_s: Array) -> flo
 
 
 # --------------------------------------------------------------------------------------------------------- pieces
-def reaching(need: Array, problem: Problem) -> Array:
-    """A central X among all that give every job at least the rate it needs."""
+def reaching(need: Floats, problem: Problem) -> Floats:
+    """A central X among all that give every job the rate it needs."""
     rows, limits = _bounds(problem)
     rows = vstack([rows, -_per_job(problem.rates)])
     solution = interior_point(np.zeros(problem.rates.size), rows, np.concatenate([limits, -need]))
     return _shaped(solution, problem)
 
 
-def largest_multiple(need: Array, problem: Problem) -> tuple[float, Array]:
-    """The largest λ for which some X gives every job λ times the rate it needs, and the price of each job's need."""
+def largest_multiple(need: Floats, problem: Problem) -> tuple[float, Floats]:
+    """The largest λ for which some X gives every job λ times the rate it needs, and the price of each need."""
     cost, rows, limits = _least(problem.rates / need[:, None], problem)
     solution = linprog(cost, A_ub=rows, b_ub=limits, bounds=(0.0, None), method="highs")
     assert solution.x is not None, f"X = 0 is feasible and X is bounded, yet: {solution.message}"
     return float(solution.x[-1]), -np.asarray(solution.ineqlin.marginals)[-len(need) :]
 
 
-def _least(value: Array, problem: Problem) -> tuple[Array, Any, Array]:
-    """Maximise t ≤ Σ_k value[j, k]·X[j, k] for all j, with t as the last variable: cost, rows, limits."""
+def _least(value: Floats, problem: Problem) -> tuple[Floats, Any, Floats]:
+    """Maximize t ≤ Σ_k value[j, k]·X[j, k] for all j, with t as the last variable: cost, rows, limits."""
     bounds, limits = _bounds(problem)
     num_jobs = len(value)
     no_t, t = coo_array((len(limits), 1)), coo_array(np.ones((num_jobs, 1)))
@@ -217,8 +215,8 @@ def _least(value: Array, problem: Problem) -> tuple[Array, Any, Array]:
     return cost, rows, np.concatenate([limits, np.zeros(num_jobs)])
 
 
-def _bounds(problem: Problem) -> tuple[Any, Array]:
-    """The bounds every program has, on X written row by row."""
+def _bounds(problem: Problem) -> tuple[Any, Floats]:
+    """The bounds of every program, on X written row by row."""
     num_jobs, num_kinds = problem.rates.shape
     column = np.arange(problem.rates.size)
     devices = coo_array((np.repeat(problem.widths, num_kinds), (column % num_kinds, column)))
@@ -226,11 +224,11 @@ def _bounds(problem: Problem) -> tuple[Any, Array]:
     return rows, np.concatenate([np.zeros(problem.rates.size), problem.capacity, np.ones(num_jobs)])
 
 
-def _per_job(values: Array) -> Any:
-    """One row for each job, with its values in its own columns."""
+def _per_job(values: Floats) -> Any:
+    """One row per job, with its values in its own columns."""
     num_jobs, num_kinds = values.shape
     return coo_array((values.ravel(), (np.repeat(np.arange(num_jobs), num_kinds), np.arange(values.size))))
 
 
-def _shaped(solution: Array, problem: Problem) -> Array:
+def _shaped(solution: Floats, problem: Problem) -> Floats:
     return np.clip(solution, 0.0, 1.0).reshape(problem.rates.shape)

@@ -15,7 +15,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.gavel import lp as gavel_lp
-from carpool.policies.gavel.lp import Array, Problem
+from carpool.policies.gavel.lp import Floats, Problem
 from carpool.policies.gavel.rounds import (
     Timetable,
     apply_round,
@@ -37,11 +37,11 @@ Rates = Sequence[tuple[Job, Mapping[Kind, float]]]
 @register("gavel")
 @dataclass(frozen=True, slots=True)
 class Gavel(Policy):
-    """Optimise shares of time over unlike kinds, then approximate them by turns (Narayanan et al., OSDI 2020).
+    """Optimize time shares of device types, then approximate them in rounds (Narayanan et al., OSDI 2020).
 
-    The programs and their formulas stand in `gavel_lp`, the turns in `gavel_turns`. `perf=False` is the
-    heterogeneity-agnostic form: each job's rate is taken to be the same on every kind it can use, and kinds are filled
-    in random order. `max-min` in that form is what the paper calls LAS.
+    The programs are in `lp`, the rounds in `rounds`. `perf=False` is the heterogeneity-agnostic form: each job's
+    rate is taken to be the same on every type it can use, and types are filled in random order. `max-min` in that
+    form is what the paper calls LAS.
     """
 
     objective: str = "max-min"  # or ftf (finish-time fairness), makespan, throughput
@@ -51,14 +51,12 @@ class Gavel(Policy):
     seed: int = 0  # of the random order of kinds when perf=False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
         if self.objective not in OBJECTIVES:
             raise UnknownName("objective", self.objective, OBJECTIVES)
         if not self.turn_s > 0.0:
             raise InputError(f"turn_s is {self.turn_s}", way_out="Give a number of seconds above 0.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Solve again if jobs or devices have changed, then give out the next turn."""
         capacity = capacity_of(view)
         active = sorted(view.active(), key=lambda job: job.seq)
         rates = [(job, speeds) for job in active if any((speeds := rates_of(view, job, capacity)).values())]
@@ -70,7 +68,7 @@ class Gavel(Policy):
         chosen = schedule_round(view, table, rates, self._order(view, rates, capacity), self.turn_s / 2.0)
         draft = Draft(view)
         running = apply_round(draft, [job for job, _ in rates], chosen)
-        reason = f"turn of {running} of {len(rates)} jobs by {self.objective} shares of {table.at:.0f} s"
+        reason = f"round of {running} of {len(rates)} jobs by {self.objective} time shares of {table.at:.0f} s"
         note = None if table is old else table.as_note()
         return draft.finish(reason, wake_at=next_round(view.at, self.turn_s, table.at + self.recompute_s), note=note)
 
@@ -107,7 +105,7 @@ class Gavel(Policy):
         )
 
     def _order(self, view: Snapshot, rates: Rates, capacity: Mapping[Kind, int]) -> list[Kind]:
-        """Kinds as they are filled: the one on which jobs are fastest first; in random order when that is ignored."""
+        """Types in filling order: fastest first; random if rates are ignored."""
         kinds = list(capacity)
         if not self.perf:
             Random(f"{self.seed}/{view.at}").shuffle(kinds)
@@ -116,10 +114,10 @@ class Gavel(Policy):
         return sorted(kinds, key=lambda kind: -sum([speeds[kind] / top for speeds, top in best]))
 
 
-def _alone_s(problem: Problem, rates: Rates, old: Timetable | None) -> tuple[Array, dict[str, Any]]:
-    """Each job's time in all on its own part of the cluster, and what the next call needs to know.
+def _alone_s(problem: Problem, rates: Rates, old: Timetable | None) -> tuple[Floats, dict[str, Any]]:
+    """Each job's total time on its own part of the cluster, and the state for the next call.
 
-    Work done so far is counted at the rate the job's own part had when it was done: parts grow as others leave.
+    Work done so far is counted at the rate the job's part had then: parts grow as others leave.
     """
     isolated = problem.isolated
     spent: list[float] = []

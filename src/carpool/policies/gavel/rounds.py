@@ -17,31 +17,29 @@ Seconds = dict[Kind, float]
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """Which part of its time each job is due on each kind, and what it had received when that was decided."""
+    """The share of its time each job is due on each type, and what it had received when that was computed."""
 
     at: float
-    capacity: dict[Kind, int]  # that it was made for
+    capacity: dict[Kind, int]  # when it was made
     due: dict[JobId, dict[Kind, float]]
     had_s: dict[JobId, Seconds]
-    memory: dict[str, Any] = field(default_factory=dict)  # what its maker wants to know next time
+    memory: dict[str, Any] = field(default_factory=dict)  # state of its maker
 
     @classmethod
     def of_note(cls, note: object) -> Timetable | None:
-        """The timetable in force, if there is one."""
         return cls(**note) if isinstance(note, dict) else None
 
     def as_note(self) -> dict[str, Any]:
-        """For the plan's note."""
         return {name: getattr(self, name) for name in ("at", "capacity", "due", "had_s", "memory")}
 
 
 def capacity_of(view: Snapshot) -> dict[Kind, int]:
-    """Devices of each kind that are to be had."""
-    return view.occupancy.there
+    """Usable devices of each type."""
+    return view.occupancy.usable_devices
 
 
 def rates_of(view: Snapshot, job: Job, capacity: Mapping[Kind, int]) -> dict[Kind, float]:
-    """The job's believed rate on each kind with its full gang; 0 where it may not or cannot run."""
+    """The job's estimated rate on each type with its full gang; 0 where it cannot run."""
     width, kinds = job.spec.devices, view.kinds_for(job)
     return {
         kind: rate_on(view, job.spec, kind) if width <= count and kind in kinds else 0.0
@@ -50,25 +48,25 @@ def rates_of(view: Snapshot, job: Job, capacity: Mapping[Kind, int]) -> dict[Kin
 
 
 def received_s(view: Snapshot, job: Job) -> Seconds:
-    """Seconds, not device-seconds, that the job has run on each kind."""
+    """Seconds, not device-seconds, that the job has run on each type."""
     return {kind: device_s / job.spec.devices for kind, device_s in view.service(job)}
 
 
 def is_stale(view: Snapshot, table: Timetable | None, jobs: Iterable[Job], recompute_s: float) -> bool:
-    """Whether jobs or devices have changed since the timetable was made and it is old enough to be made again.
+    """Whether jobs or devices have changed since the timetable was made and it is old enough to be replaced.
 
-    With nothing running it is always old enough: otherwise newcomers would face idle devices. So is one made at
-    instant 0, as in Gavel's simulator, where 0 also stands for never.
+    With nothing running it always is, so that new jobs never face idle devices. So is one made at instant 0, as in
+    Gavel's simulator, where 0 also stands for never.
     """
     if table is None:
         return True
     if table.due.keys() == {job.id for job in jobs} and table.capacity == capacity_of(view):
         return False
-    return view.at - table.at >= recompute_s or table.at == 0.0 or not len(view.roster)
+    return view.at - table.at >= recompute_s or table.at == 0.0 or not len(view.running_jobs)
 
 
 def next_round(at: float, turn_s: float, recompute_at: float) -> float:
-    """When to decide again if nothing happens: at the end of the turn, or when newcomers may be let in."""
+    """When to plan next if nothing happens: at the end of the round, or when new jobs may be included."""
     return min(at + turn_s, recompute_at) if recompute_at > at else at + turn_s
 
 
@@ -81,12 +79,12 @@ def schedule_round(
     *,
     only_due: bool = False,
 ) -> dict[JobId, Kind]:
-    """Who runs where next: one kind after the other is filled with the jobs furthest behind on it.
+    """Assign each type in turn to the jobs furthest behind on it.
 
-    Priority of job j on kind k: due[j, k] / (seconds received on k since the timetable was made + credit_s). A gang
-    that does not fit is passed over. `only_due` leaves devices idle rather than give them to jobs not due there.
+    Priority of job j on type k: due[j, k] / (seconds received on k since the timetable was made + credit_s). A gang
+    that does not fit is skipped. `only_due` leaves devices idle rather than assign them to jobs not due there.
     """
-    room = dict(view.occupancy.free_devices)  # and what these jobs hold, but not what others do
+    room = dict(view.occupancy.free_devices)  # plus what these jobs hold
     for job, _ in rates:
         if job.desired is not None:
             for kind, count in view.cluster.groups_of(job.desired):
@@ -110,10 +108,10 @@ def schedule_round(
 
 
 def apply_round(draft: Draft, jobs: Iterable[Job], chosen: Mapping[JobId, Kind]) -> int:
-    """Put every job on its kind and take the others off; how many now run.
+    """Put every job on its type and release the others; returns how many run.
 
-    A job that is on its kind already stays where it is. The others follow, largest first, consolidated where that is
-    possible and else over as few nodes as possible.
+    A job on its type already stays. The others follow, largest first, consolidated if possible, else over as few
+    nodes as possible.
     """
     cluster = draft.view.cluster
     movers: list[Job] = []

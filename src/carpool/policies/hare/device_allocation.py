@@ -5,32 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.model import Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.estimator_queries import rate_on
 
 Counts = tuple[tuple[Kind, int], ...]  # devices of each kind, one entry for each
 
-_STAY = 1.02  # what a job has counts for so much more: ties move nobody
-_LOSS = 0.05  # of its price, what a device may cost more than it brings before a job rather waits for its own kind
-_GAIN = 1.1  # by how much devices of other kinds must speed a job up to be added
+_STAY = 1.02  # bonus on the current devices, so that ties move no job
+_LOSS = 0.05  # part of its price that a device may exceed its value by before a job rather waits
+_GAIN = 1.1  # factor by which devices of other types must speed a job up to be added
 _LEAST_IDLE = 0.1  # portion of a step below which a gap is not worth a switch
 
 
-@runtime_checkable
-class KnowsIdle(Protocol):
-    """An estimator that can also tell what gaps steps have."""
-
-    def idle(self, spec: JobSpec, groups: Counts) -> Mapping[Kind, float]:
-        """The portion of its step that the job leaves each kind of its devices idle."""
-        ...
-
-
 class Bid(NamedTuple):
-    """One job as the dealing sees it."""
+    """One job's values and limits."""
 
     job: Job
     worth: float  # of a unit of its work
@@ -49,20 +40,19 @@ class GapFill(NamedTuple):
 
 @dataclass(slots=True)
 class DeviceCounts:
-    """Who gets what."""
+    """The result: device counts by job, and gap fills."""
 
-    first: dict[JobId, Counts] = field(default_factory=dict)  # before all others
-    held: dict[JobId, Counts] = field(default_factory=dict)  # at full width on the kind that pays best
-    filled: dict[JobId, Counts] = field(default_factory=dict)  # with what they left
+    first: dict[JobId, Counts] = field(default_factory=dict)  # served first
+    held: dict[JobId, Counts] = field(default_factory=dict)  # full size on the most profitable type
+    filled: dict[JobId, Counts] = field(default_factory=dict)  # from the remaining devices
     fillings: dict[JobId, GapFill] = field(default_factory=dict)
 
     def counts(self, job: JobId) -> Counts | None:
-        """The devices a job gets for itself."""
         return self.first.get(job) or self.held.get(job) or self.filled.get(job)
 
 
 class DeviceAllocator:
-    """Deals all devices out anew, by count, for one plan."""
+    """Assigns all devices by count, for one plan."""
 
     def __init__(
         self, view: Snapshot, capacity: Mapping[Kind, int], prices: Mapping[Kind, float], slower: float
@@ -75,17 +65,17 @@ class DeviceAllocator:
         self.dealt = DeviceCounts()
 
     def best_gain(self, bid: Bid) -> float:
-        """What a device-second of the kind that suits a job best brings it beyond its price."""
+        """The most a job gains per device-second beyond the price, over all types."""
         return max([self._gain(bid, kind) for kind in bid.speeds])
 
     def first(self, bid: Bid) -> None:
-        """Give a job the fastest devices there are, whatever they cost."""
+        """Give a job the fastest devices, whatever their price."""
         self._quickest(self.dealt.first, bid, self._choices(bid, inf))
 
     def hold(self, bid: Bid) -> None:
-        """Give a job its full width of the kind that brings most, if that is still to be had.
+        """Give a job its full size on its most profitable type, if that is free.
 
-        A job that no kind has enough devices for takes what pays at once.
+        A job for which no type has enough devices takes what pays at once.
         """
         kind = max(bid.speeds, key=lambda kind: self._gain(bid, kind))
         if bid.widths[kind] < bid.job.spec.widest:
@@ -94,20 +84,20 @@ class DeviceAllocator:
             self._give(self.dealt.held, bid, ((kind, bid.widths[kind]),))
 
     def pay(self, bid: Bid) -> None:
-        """Give a job the devices, perhaps fewer than its width or of several kinds, that bring about what they cost."""
+        """Give a job the devices, perhaps fewer or of several types, whose value about covers their price."""
         choices = [(bid.worth * rate, self._cost(counts), counts) for rate, counts in self._choices(bid, self._slower)]
         paying = [(value - cost, counts) for value, cost, counts in choices if value >= (1.0 - _LOSS) * cost]
         if paying:
             self._give(self.dealt.filled, bid, max(paying, key=lambda choice: choice[0])[1])
 
     def fill(self, bid: Bid) -> None:
-        """Give a job the devices that speed it up most; not those that are far too slow."""
+        """Give a job the devices that speed it up most, except far slower ones."""
         self._quickest(self.dealt.filled, bid, self._choices(bid, self._slower))
 
     def fill_gaps(self, bid: Bid, leaders: Sequence[tuple[Job, Counts]]) -> None:
-        """Let a job run in the gaps of the first leader that leaves enough idle."""
+        """Let a job run in the gaps of the first leader that is idle enough."""
         estimates, spec = self._view.estimates, bid.job.spec
-        if not isinstance(estimates, KnowsIdle) or spec.exact or bid.job.lane:
+        if spec.exact or bid.job.lane:
             return
         taken = {filling.leader for filling in self.dealt.fillings.values()}
         for leader, counts in leaders:
@@ -116,7 +106,7 @@ class DeviceAllocator:
             idle = estimates.idle(leader.spec, counts)
             for kind, number in counts:
                 count = min(number, bid.widths.get(kind, 0))
-                if idle[kind] < _LEAST_IDLE or count < spec.narrowest:
+                if idle.get(kind, 0.0) < _LEAST_IDLE or count < spec.narrowest:
                     continue
                 beside = Neighbour(leader.spec, groups=counts)
                 placement = Placement(((kind, count),), neighbours=(beside,), turn=1)
@@ -126,12 +116,12 @@ class DeviceAllocator:
 
     # ----------------------------------------------------------------------------------------------------- inside
     def _gain(self, bid: Bid, kind: Kind) -> float:
-        """What a device-second of a kind brings a job beyond its price."""
+        """Gain per device-second of a type beyond its price."""
         stays = any(held == kind for held, _ in self._held.get(bid.job.id, ()))
         return bid.worth * bid.speeds[kind] * (_STAY if stays else 1.0) - self._prices[kind]
 
     def _choices(self, bid: Bid, slower: float) -> list[tuple[float, Counts]]:
-        """(rate, devices) of what is left: of each kind, in as many equal waves as it takes; and of several kinds."""
+        """(rate, devices) from the remaining devices: of each type, halved until they fit; and of several types."""
         spec, fastest = bid.job.spec, max(bid.speeds.values())
         choices: list[tuple[float, Counts]] = []
         fair = [kind for kind, speed in bid.speeds.items() if speed * slower >= fastest and self._left[kind]]
@@ -150,7 +140,7 @@ class DeviceAllocator:
         return choices
 
     def _mixed(self, bid: Bid, kinds: list[Kind], least: float) -> list[tuple[float, Counts]]:
-        """The fastest devices left, of several kinds, if they reach more than a rate."""
+        """The fastest remaining devices of several types, if they exceed a rate."""
         spec, width = bid.job.spec, bid.job.spec.widest
         counts: list[tuple[Kind, int]] = []
         for kind in sorted(kinds, key=lambda kind: -bid.speeds[kind]):
@@ -178,7 +168,7 @@ class DeviceAllocator:
 
 
 def held_counts(view: Snapshot, job: Job) -> Counts:
-    """The devices of each kind a job holds for itself; nothing for one that runs in gaps."""
+    """Devices of each type a job holds; none for one that runs in gaps."""
     if job.desired is None or job.desired.shares[0].turn:
         return ()
     counts: dict[Kind, int] = {}

@@ -16,18 +16,17 @@ from carpool.policies.registry import register
 @register("hare-literal")
 @dataclass(frozen=True, slots=True)
 class HareLiteral(Policy):
-    """Each job in the order of the relaxation gets the earliest available devices, of whatever kind.
+    """Each job in the order of the relaxation gets the first available devices, of any type.
 
-    "Decide the scheduling ordering of tasks according to the solution of the relaxed problem; greedily assign tasks to
-    GPUs with the earliest available time" (Hare). A device is available when nobody holds it: jobs keep theirs to the
-    end, lower numbers count as available earlier, and a job takes as many as are there, up to its width. Kinds are not
-    looked at: that is the rule, and what `hare` changes. Kept for comparison.
+    "Decide the scheduling ordering of tasks according to the solution of the relaxed problem; greedily assign tasks
+    to GPUs with the earliest available time" (Hare). Jobs keep their devices to the end, lower numbers count as
+    available earlier, and a job takes as many as are free, up to its size. Types are ignored, as published; `hare`
+    changes that. Kept for comparison.
     """
 
     intervals: int = 6  # of the relaxation, which is asked for an order only
 
     def plan(self, view: Snapshot) -> Plan:
-        """Give free devices out in order."""
         if not view.waiting or not view.occupancy.num_free:
             return Plan.NOTHING
         order = self._order(view)
@@ -41,13 +40,13 @@ class HareLiteral(Policy):
             elif not draft.num_free:
                 break
         return (
-            draft.finish(f"{started} first in the relaxation's order, on devices as they come")
+            draft.finish(f"started {started} in the order of the relaxation, on the first free devices")
             if started
             else Plan.NOTHING
         )
 
     def _order(self, view: Snapshot) -> dict[JobId, float]:
-        """When the relaxation does each job's work, in the mean."""
+        """Mean time at which the relaxation does each job's work."""
         jobs, demand = demand_of(view, capacity_of(view))
         if not jobs:
             return {}
@@ -57,7 +56,7 @@ class HareLiteral(Policy):
 
 
 def _free(draft: Draft, job: Job) -> list[DeviceId]:
-    """Free devices the job may use, in order of their numbers."""
+    """Free devices the job may use, in ascending order."""
     allowed = frozenset(draft.kinds_for(job))
     cluster, occupancy = draft.view.cluster, draft.occupancy
     return [

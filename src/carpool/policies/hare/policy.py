@@ -19,36 +19,35 @@ from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.estimator_queries import rate_on
 from carpool.policies.gavel.rounds import capacity_of
 from carpool.policies.hare.device_allocation import Bid, Counts, DeviceAllocator, DeviceCounts, GapFill, held_counts
-from carpool.policies.hare.relaxation import Array, Demand, solve, worth_at
+from carpool.policies.hare.relaxation import Demand, Floats, solve, worth_at
 from carpool.policies.registry import register
 
-_GUESS = 300.0  # units of work of a job whose length nobody knows
-_FEW = 60  # jobs for which the relaxation is quick enough to be solved at every arrival
-_TIE_S = 1e-6  # a sum of times may fall short of the instant a job asked to be woken for
-_SHORTEST_S = 0.1  # jobs count as at least this long: a relaxation in seconds needs no finer grain
+_GUESS = 300.0  # units of work of a job of unknown length
+_FEW = 60  # jobs up to which the relaxation is solved at every arrival
+_TIE_S = 1e-6  # a sum of times may round below the requested wake time
+_SHORTEST_S = 0.1  # least length of a job in the relaxation
 
 
 @register("hare")
 @dataclass(frozen=True, slots=True)
 class Hare(Policy):
-    """At every fact deal the devices out by what the relaxation says they are worth (`relaxation`).
+    """Assign devices by the job values and device prices of the linear relaxation (`relaxation`).
 
-    A device of kind k brings job n worth u_n·s_nk − π_k a second. In that order (1) each job holds its full width of
-    the kind that brings it most; (2) whoever found no room takes fewer devices, or another kind, if that about pays;
-    (3) what is left goes to whomever it speeds up most, of several kinds if need be, but never to one for which it is
-    more than `slower` times slower than its best; (4) whoever has nothing runs in the gaps of a step that is spread
-    over unlike devices. A job that has waited `patience_s` goes first until it ends, in order of submission: nobody
-    starves.
+    A device of type k brings job n u_n·s_nk − π_k per second. In that order (1) each job holds its full size on its
+    most profitable type; (2) jobs without room take fewer devices, or another type, if that about pays; (3)
+    remaining devices go where they speed up most, of several types if need be, but not to a job for which they are
+    more than `slower` times slower than its best; (4) jobs without devices run in the gaps of steps that span
+    device types. A job that has waited `patience_s` goes first until it ends, so no job starves.
 
-    Where the relaxation has no answer, or there are more than `most_jobs` jobs, the order is WSPT: u_n = weight over
-    remaining device-seconds, and devices have no price. With `lengths=unknown` a job is taken to have `guess` units of
-    work and once more what it has done before it.
+    Without a solution, or with more than `most_jobs` jobs, the order is WSPT: u_n = weight over remaining device-
+    seconds, and devices have no price. With `lengths=unknown` a job is taken to have `guess` units of work plus as
+    much as it has done.
     """
 
     shares_devices: ClassVar[bool] = True
     max_virtual: ClassVar[float] = 2.0
 
-    every_s: float = 30.0  # least time between two solutions; jobs that come in between buy at the old prices
+    every_s: float = 30.0  # least time between two solutions; jobs in between use the old prices
     intervals: int = 12  # of the relaxation
     most_jobs: int = 600  # that the relaxation is asked for
     slower: float = 2.5
@@ -58,7 +57,6 @@ class Hare(Policy):
     gaps: bool = True  # whether jobs run in the gaps of others
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
         if self.lengths not in ("known", "unknown"):
             raise InputError(f"lengths is {self.lengths!r}", way_out="Give lengths=known or lengths=unknown.")
         for name, value, least in (("intervals", self.intervals, 2), ("slower", self.slower, 1.0)):
@@ -68,7 +66,6 @@ class Hare(Policy):
             raise InputError(f"guess is {self.guess}, patience_s {self.patience_s}", way_out="Give more than 0.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Value, deal, and move whom the dealing moves."""
         capacity = capacity_of(view)
         jobs, demand = demand_of(view, capacity, self.guess if self.lengths == "unknown" else 0.0)
         if not jobs:
@@ -89,7 +86,7 @@ class Hare(Policy):
 
     # ---------------------------------------------------------------------------------------------------- valuing
     def _beliefs(self, view: Snapshot, jobs: Sequence[Job], demand: Demand, capacity: Mapping[Kind, int]) -> Beliefs:
-        """The last solution, or a new one when that is old or the devices have changed."""
+        """The last solution, or a new one when it is old or the devices have changed."""
         old = Beliefs.of_note(view.note)
         if old is not None and old.capacity == capacity:
             news = len(jobs) <= _FEW and any(job.id not in old.worth for job in jobs)
@@ -105,7 +102,7 @@ class Hare(Policy):
         return Beliefs(view.at, dict(capacity), worth, found.edges.tolist(), found.prices.tolist())
 
     def _waited_s(self, view: Snapshot, job: Job) -> float:
-        """Age less the time it would have taken to receive at full width what the job has received."""
+        """Age less the time in which the job would have received its service at full size."""
         return view.at - job.submitted_at - view.attained_s(job) / job.spec.widest
 
     # ---------------------------------------------------------------------------------------------------- dealing
@@ -140,7 +137,7 @@ class Hare(Policy):
 
 @dataclass(frozen=True, slots=True)
 class Beliefs:
-    """What the relaxation said when it was last solved; without worths: nothing, and jobs go by WSPT."""
+    """The last solution of the relaxation; without values, jobs go by WSPT."""
 
     at: float
     capacity: dict[Kind, int]
@@ -150,7 +147,6 @@ class Beliefs:
 
     @classmethod
     def of_note(cls, note: object) -> Beliefs | None:
-        """From the note of an earlier plan."""
         if not isinstance(note, dict):
             return None
         given: dict[str, Any] = note
@@ -158,19 +154,18 @@ class Beliefs:
         return cls(given["at"], given["capacity"], worth, given["edges"], given["prices"])
 
     def as_note(self) -> dict[str, Any]:
-        """As JSON has it."""
         worth = {job: list(pair) for job, pair in self.worth.items()}
         return {"at": self.at, "capacity": self.capacity, "worth": worth, "edges": self.edges, "prices": self.prices}
 
     def prices_at(self, at: float) -> dict[Kind, float]:
-        """What a device-second of each kind costs now."""
+        """Price of a device-second of each type now."""
         if not self.prices:
             return dict.fromkeys(self.capacity, 0.0)
         place = min(bisect_right(self.edges, at - self.at), len(self.edges) - 1) - 1
         return {kind: row[place] for kind, row in zip(self.capacity, self.prices, strict=True)}
 
-    def worths(self, at: float, jobs: Sequence[Job], demand: Demand) -> Array:
-        """What a unit of each job's work is worth now: as solved, and for later jobs at the prices of then."""
+    def worths(self, at: float, jobs: Sequence[Job], demand: Demand) -> Floats:
+        """Value of a unit of each job's work now: as solved, or for later jobs at the prices of then."""
         if not self.prices:
             return np.asarray(demand.weights / demand.work, dtype=np.float64)
         elapsed_s = at - self.at
@@ -183,9 +178,9 @@ class Beliefs:
 
 
 def demand_of(view: Snapshot, capacity: Mapping[Kind, int], guess: float = 0.0) -> tuple[list[Job], Demand]:
-    """The jobs that can run on what is there, in order of submission, and what they need.
+    """The jobs that can run on the usable devices, in order of submission, and what they need.
 
-    With `guess` above 0 lengths are not looked at: a job is taken to have that much work left, and what it has done.
+    With `guess` above 0, lengths are ignored: a job is taken to have that much work left plus what it has done.
     """
     kinds = list(capacity)
     jobs: list[Job] = []
@@ -207,7 +202,7 @@ def demand_of(view: Snapshot, capacity: Mapping[Kind, int], guess: float = 0.0) 
 
 
 def _remaining(view: Snapshot, job: Job, guess: float) -> float:
-    """Units of work left, as far as is known or to be guessed."""
+    """Units of work left, known or guessed."""
     left = inf if guess else view.estimates.remaining(job, view.at).mean
     return left if left < inf else (guess or _GUESS) + job.done_at(view.at)
 
@@ -225,13 +220,13 @@ def _bids(
 
 
 def _speed(view: Snapshot, job: Job, kind: Kind, there: int) -> float:
-    """Units of work per device-second on as many devices of a kind as the job may use."""
+    """Units of work per device-second on as many devices of a type as the job may use."""
     width = min(job.spec.widest, there)
     return rate_on(view, job.spec, kind, width) / width if width else 0.0
 
 
 def _carry_out(draft: Draft, dealt: DeviceCounts) -> None:
-    """Let everybody hold what was dealt; whoever has that already stays where it is."""
+    """Apply the counts; jobs that hold theirs already stay."""
     view = draft.view
     running = list(view.running())
     stay = {job.id for job in running if dealt.counts(job.id) == held_counts(view, job)}
@@ -253,7 +248,7 @@ def _carry_out(draft: Draft, dealt: DeviceCounts) -> None:
 
 
 def _fills(job: Job, view: Snapshot, filling: GapFill) -> bool:
-    """Whether a job runs in the gaps it is to run in."""
+    """Whether a job runs in the gaps it was assigned."""
     held, leading = job.desired, view.jobs[filling.leader].desired
     if held is None or leading is None or not held.shares[0].turn or held.num_devices != filling.num_devices:
         return False
@@ -261,31 +256,31 @@ def _fills(job: Job, view: Snapshot, filling: GapFill) -> bool:
 
 
 def _place(draft: Draft, job: Job, counts: Counts) -> None:
-    """Free devices of each kind, on as few nodes as possible."""
+    """Place a job on free devices of each type, on as few nodes as possible."""
     runs: list[range] = []
     for kind, count in counts:
         found = draft.find(job, count, kinds=(kind,), rule=consolidated)
         found = found or draft.find(job, count, kinds=(kind,), rule=pooled)
         if found is None:
-            return  # memory of single devices, which counts do not show
+            return  # a device's memory may be too small, which counts do not show
         runs += [share.devices for share in found.shares]
     draft.assign(job, Allocation.exclusive(tuple(sorted(runs, key=lambda run: run.start))))
 
 
 def _place_in_gaps(draft: Draft, job: Job, filling: GapFill) -> None:
-    """Devices of the leader's, for a later turn."""
+    """Place a job on devices of its leader, at a later turn."""
     leading = draft.holding(draft.view.jobs[filling.leader])
     if leading is None:
         return
     of_kind = [device for device in leading.devices() if draft.view.cluster.kind_of(device) == filling.kind]
-    with suppress(Overbooked):  # their memory may not suffice for both
+    with suppress(Overbooked):  # memory may not suffice for both
         draft.assign(job, Allocation.of(*of_kind[: filling.num_devices], fraction=round(filling.idle, 2), turn=1))
 
 
 def _reason(dealt: DeviceCounts, num_jobs: int) -> str:
     words = [
-        f"{len(dealt.held)} of {num_jobs} jobs hold the devices that bring most",
-        f"{len(dealt.filled)} fill what is left",
+        f"{len(dealt.held)} of {num_jobs} jobs hold their most profitable devices",
+        f"{len(dealt.filled)} hold remaining devices",
         f"{len(dealt.fillings)} run in gaps",
     ]
-    return ", ".join([f"{len(dealt.first)} that waited too long go first", *words] if dealt.first else words)
+    return ", ".join([f"{len(dealt.first)} that waited too long are served first", *words] if dealt.first else words)

@@ -9,8 +9,8 @@ and completes job n no earlier than M_n + p_n/2, M_n = ∫ t·Σ_k s_nk·y_nk(t)
 p_n its shortest possible duration: work done at no more than V_n/p_n a second has its mean at least p_n/2 before its
 end (the mean busy time of Goemans et al., 2002). Cut into intervals, min Σ w_n·M_n is a linear program (HiGHS).
 
-Its dual says what things are worth: u_n for a unit of job n's work, π_k(t) for a second of a device of kind k. Any
-prices give a lower bound by Lagrange (`lower_bound`), so that the intervals do not spoil it.
+Its dual gives the values u_n of a unit of job n's work and the prices π_k(t) of a second of a device of type k. Any
+prices give a Lagrangian lower bound (`lower_bound`), independent of the intervals.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, linprog
 from scipy.sparse import csr_array
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
-_FIRST = 1 / 8  # the first interval over the mean one: what is near is looked at more closely
-_SPAN = 1.3  # of the intervals, over the time that devices of middling speed would take
-_STRETCH = 8.0  # by which they are made longer where that was not enough
+_FIRST = 1 / 8  # first interval over the mean one: the near future is resolved more finely
+_SPAN = 1.3  # length of all intervals over the time that average devices would take
+_STRETCH = 8.0  # factor on that length where it was not enough
 _BOUND_CELLS = 40  # of the bound's time axis, for each interval
 _BOUND_STEPS = 40  # of the search for each job's worth
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is to be done and with what: one row for each job, one column for each kind."""
+    """Jobs (rows) and device types (columns) of the relaxation."""
 
-    speeds: Array  # s: units of work per device-second, by job and kind; 0: it cannot run there
-    widths: Array  # d: most devices at once
-    work: Array  # V: units of work left
-    weights: Array
-    capacity: Array  # N: devices of each kind
-    released: Array  # seconds from now until the job may start
+    speeds: Floats  # s: units of work per device-second, by job and kind; 0: it cannot run there
+    widths: Floats  # d: most devices at once
+    work: Floats  # V: units of work left
+    weights: Floats
+    capacity: Floats  # N: devices of each kind
+    released: Floats  # seconds from now until the job may start
 
     @property
-    def shortest_s(self) -> Array:
-        """How long each job takes at least."""
+    def shortest_s(self) -> Floats:
+        """The shortest possible time of each job."""
         return np.asarray(self.work / (self.widths * self.speeds.max(axis=1)), dtype=np.float64)
 
 
 class Solution(NamedTuple):
-    """What the relaxation says: worths, prices, and when each job's work is done in the mean."""
+    """Job values, device prices, and the mean time of each job's work."""
 
-    edges: Array  # of the intervals, seconds from now
-    worth: Array  # u: of a unit of each job's work
-    prices: Array  # π: of a device-second, by kind and interval
-    mean_s: Array  # M
+    edges: Floats  # of the intervals, seconds from now
+    worth: Floats  # u: of a unit of each job's work
+    prices: Floats  # π: of a device-second, by kind and interval
+    mean_s: Floats  # M
     optimal: bool
 
 
-def intervals(demand: Demand, count: int, stretch: float = 1.0) -> Array:
-    """Edges of geometrically growing intervals that should hold everything."""
+def intervals(demand: Demand, count: int, stretch: float = 1.0) -> Floats:
+    """Edges of geometrically growing intervals that should hold all work."""
     speeds = demand.speeds
     typical = np.where(speeds > 0.0, speeds, 0.0).mean(axis=1)
     queue_s = float((demand.work / typical).sum() / demand.capacity.sum())
@@ -72,12 +72,12 @@ def intervals(demand: Demand, count: int, stretch: float = 1.0) -> Array:
 
 
 def solve(demand: Demand, num_intervals: int) -> Solution:
-    """Solve the program; `optimal` is False where HiGHS found no optimum, and then nothing else is to be used."""
+    """Solve the program; `optimal` is False if HiGHS found no optimum, and then nothing else is valid."""
     found = _solve(demand, intervals(demand, num_intervals))
     return found if found.optimal else _solve(demand, intervals(demand, num_intervals, _STRETCH))
 
 
-def _solve(demand: Demand, edges: Array) -> Solution:
+def _solve(demand: Demand, edges: Floats) -> Solution:
     num_intervals = len(edges) - 1
     num_jobs, num_kinds = demand.speeds.shape
     begins = np.maximum(edges[:-1], demand.released[:, None])
@@ -109,10 +109,10 @@ def _solve(demand: Demand, edges: Array) -> Solution:
     return Solution(edges, np.asarray(found.eqlin.marginals), prices, mean_s, optimal=True)
 
 
-def worth_at(demand: Demand, edges: Array, prices: Array, elapsed_s: float) -> Array:
-    """What a unit of each job's work is worth to it if it buys all of its work at given prices from now on.
+def worth_at(demand: Demand, edges: Floats, prices: Floats, elapsed_s: float) -> Floats:
+    """Value of a unit of each job's work if it buys all of its work at given prices from now on.
 
-    It buys in the cheapest intervals; the dearest of those it needs is its worth.
+    It buys in the cheapest intervals; the most expensive of those is its value.
     """
     shifted = np.maximum(edges, elapsed_s)
     lengths = np.diff(shifted)
@@ -133,14 +133,14 @@ def worth_at(demand: Demand, edges: Array, prices: Array, elapsed_s: float) -> A
 
 
 def lower_bound(demand: Demand, num_intervals: int = 16) -> float:
-    """A bound that no schedule of these jobs can beat on Σ w·(end − release), from the prices of the relaxation.
+    """A lower bound of any schedule on Σ w·(end − release), from the prices of the relaxation.
 
     For any prices π ≥ 0 the least of Σ w_n·M_n is at least
 
         Σ_n max_u { u·V_n + d_n·∫ min(0, min_k s_nk·(ρ_n·t + π_k(t)/s_nk − u)) dt } − Σ_k N_k·∫ π_k(t) dt,   ρ = w/V
 
-    We take the prices of the program at the middles of its intervals, linear in between and 0 after the last, and the
-    integrand at the cheaper end of each cell, where a piecewise linear function has its least.
+    We take the prices of the program at the middles of its intervals, linear in between and 0 after the last, and
+    the integrand at the cheaper end of each cell, where a piecewise linear function has its minimum.
     """
     edges, _, prices, _, optimal = solve(demand, num_intervals)
     shortest_s = demand.shortest_s
@@ -155,8 +155,8 @@ def lower_bound(demand: Demand, num_intervals: int = 16) -> float:
     return float(least - paid + (demand.weights * (shortest_s / 2.0 - demand.released)).sum())
 
 
-def _least(demand: Demand, n: int, cells: Array, price: Array) -> float:
-    """The least that job n costs at given prices: a concave function of u, maximised by golden section."""
+def _least(demand: Demand, n: int, cells: Floats, price: Floats) -> float:
+    """The least cost of job n at given prices: a concave function of u, maximized by golden section."""
     useful = demand.speeds[n] > 0.0
     speeds = demand.speeds[n, useful, None]
     edges = np.concatenate([demand.released[n : n + 1], cells[cells > demand.released[n]]])

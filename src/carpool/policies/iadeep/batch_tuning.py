@@ -4,51 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from math import log, log1p, sqrt
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg import cho_solve, cholesky, solve_triangular
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import Estimator
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
-from carpool.policies.estimator_queries import CountsSteps, memory_of, own_batch, worth_of_step
+from carpool.numerics import Floats, GaussianProcess, Matern, one_thread
+from carpool.policies.estimator_queries import memory_of, worth_of_step
 from carpool.policies.sharing.share_search import Setting, Vector
 from carpool.policies.sharing.trial_log import Trial
 
-Floats = NDArray[np.float64]
 Tried = Sequence[tuple[int, float]]  # (row of the grid, measured log PD)
 
 _LENGTHS = (0.7, 1.4, 2.8)  # in natural logarithms of the batch size
-_SIGNALS = (0.05, 0.1, 0.2, 0.4, 0.8)  # standard deviation of log PD about what is believed
-_ENOUGH = 2  # measurements of one row: where it still is the most promising, the search has converged
-_USUAL = (1.4, 0.2)  # where too little is measured to tell
+_SIGNALS = (0.05, 0.1, 0.2, 0.4, 0.8)  # standard deviation of log PD about the estimate
+_ENOUGH = 2  # measurements of the most promising row after which the search has converged
+_USUAL = (1.4, 0.2)  # length and signal a priori
 
 
 @dataclass(frozen=True, slots=True)
 class Tuner:
-    """Chooses rows of a grid of log batch sizes, one column for each job that is tuned.
+    """Chooses rows of a grid of log batch sizes, one column per tuned job, by GP-LCB.
 
         next = argmin μ(x) − √β·σ(x)
 
-    over a Gaussian process with kernel Matérn-5/2 on x = log m (Srinivas et al., 2010; Chen et al.,
-    "Interference-aware Multiplexing for Deep Learning in GPU Clusters", SC 2023). It models what log PD is measured
-    to be above `believed`, so that the first row is where belief has its minimum: for T = a + b·m and noise scale φ at
-    m* = √(aφ/b). Length and signal of the process are those of a small grid with the highest posterior. Nothing is
-    remembered between calls: the same measurements give the same answer.
+    over a Gaussian process with kernel Matérn-5/2 on x = log m (Srinivas et al., 2010; Chen et al., "Interference-
+    aware Multiplexing for Deep Learning in GPU Clusters", SC 2023). It models the measured log PD minus `believed`,
+    so the first row is the minimum of the estimate: for T = a + b·m and noise scale φ at m* = √(aφ/b). Length and
+    signal are those with the highest posterior on a small grid. Stateless: equal measurements give equal answers.
     """
 
     grid: Floats  # rows × jobs
-    believed: Floats  # log PD of every row, up to a constant
+    believed: Floats  # estimated log PD of every row, up to a constant
     noise: float = 0.03  # relative standard deviation of one measurement
     beta: float = 9.0
-    min_gain: float = 0.01  # what the next measurement must be able to bring
-    most: int = 15  # measured evaluations
+    min_gain: float = 0.01  # least gain that the next measurement must promise
+    most: int = 15  # measurements
 
     def propose(self, tried: Tried) -> int | None:
         """The row to measure next; None when enough is measured or nothing better is likely."""
@@ -65,105 +59,70 @@ class Tuner:
         return row if bound[row] < reached - log1p(self.min_gain) else None
 
     def best(self, tried: Tried) -> int:
-        """Of the measured rows the one with the lowest mean: with noise not always the one that looked best."""
+        """The measured row with the lowest posterior mean, which noise may hide."""
         mean, _ = self._posterior(tried)
         return min((row for row, _ in tried), key=lambda row: (mean[row], row))
 
     def _posterior(self, tried: Tried) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of log PD itself, without the noise of a measurement, for every row."""
-        with _threads().limit(limits=1, user_api="blas"):  # matrices this small are no work for several
-            return self._regress(tried)
-
-    def _regress(self, tried: Tried) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of log PD without measurement noise, for every row."""
         rows = [row for row, _ in tried]
-        seen = self.grid[rows]
         above = np.array([value for _, value in tried]) - self.believed[rows]
         offset = float(above.mean())  # neighbours slow every setting down
-        length, signal = self._scales(seen, above - offset)
-        factor = cholesky(_covariance(seen, seen, length, signal) + self.noise**2 * np.eye(len(rows)), lower=True)
-        cross = _covariance(self.grid, seen, length, signal)
-        explained = solve_triangular(factor, cross.T, lower=True)
-        mean = self.believed + offset + cross @ cho_solve((factor, True), above - offset)
-        return mean, np.sqrt(np.maximum(signal**2 - (explained**2).sum(0), 0.0))
+        with one_thread():
+            process = self._fitted(self.grid[rows], above - offset)
+            mean, explained = process.predict(self.grid)
+        return self.believed + offset + mean, np.sqrt(np.maximum(process.kernel.signal**2 - explained, 0.0))
 
-    def _scales(self, seen: Floats, errors: Floats) -> tuple[float, float]:
-        """Length and signal of the highest posterior; one measurement says nothing about them."""
-        if len(errors) < 2:
-            return _USUAL
-
-        def posterior(scales: tuple[float, float]) -> float:
-            length, signal = scales
-            kernel = _covariance(seen, seen, length, signal) + self.noise**2 * np.eye(len(errors))
-            factor = cholesky(kernel, lower=True)
-            fit = float(errors @ cho_solve((factor, True), errors))
-            unusual = log(length / _USUAL[0]) ** 2 + log(signal / _USUAL[1]) ** 2
-            return -0.5 * (fit + unusual) - float(np.log(np.diag(factor)).sum())
-
-        return max(product(_LENGTHS, _SIGNALS), key=posterior)
+    def _fitted(self, rows: Floats, errors: Floats) -> GaussianProcess:
+        """The process with the most probable length and signal; one measurement cannot tell."""
+        scales = product(_LENGTHS, _SIGNALS) if len(errors) > 1 else [_USUAL]
+        kernels = [Matern(length, signal, smooth=True) for length, signal in scales]
+        return max([GaussianProcess(kernel, self.noise**2, rows, errors) for kernel in kernels], key=_log_posterior)
 
 
-@cache
-def _threads() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def _covariance(left: Floats, right: Floats, length: float, signal: float) -> Floats:
-    """Matérn-5/2: s²·(1 + r + r²/3)·exp(−r) with r = √5·|x − x'|/ℓ."""
-    squares = (left**2).sum(1)[:, None] + (right**2).sum(1) - 2.0 * left @ right.T
-    scaled = np.sqrt(np.maximum(squares, 0.0)) * (sqrt(5.0) / length)
-    return np.asarray(signal**2 * (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled))
+def _log_posterior(process: GaussianProcess) -> float:
+    kernel = process.kernel
+    unusual = log(kernel.length / _USUAL[0]) ** 2 + log(kernel.signal / _USUAL[1]) ** 2
+    return -0.5 * (process.misfit + unusual) - process.log_det
 
 
 def batch_grid(low: int, high: int, own: int, most: int) -> list[int]:
-    """Up to `most` batch sizes from low to high in even ratios, the job's own among them, ascending."""
+    """Up to `most` batch sizes from low to high in even ratios, including the job's own, ascending."""
     if low >= high or most < 2:
         return [own]
     return sorted({*(round(float(size)) for size in np.geomspace(low, high, most - 1)), own})
 
 
-_SIZES = {1: 25, 2: 13, 3: 9, 4: 7}  # of a job's grid, by the number of jobs tuned together
-_MARGIN = 1.1  # on what the memory model says
-_HOPE = 0.5  # of the spread of a rate: what may be better is tried
-_APART = 1.5  # times larger or smaller: what is nearer is no other batch
-_GUESS = 0.25  # of a rate, from which on its spread is that of a guess
-
-
-@runtime_checkable
-class KnowsBatches(Protocol):
-    """An estimator that can tell how far a batch size brings a training, and what memory it takes."""
-
-    def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
-        """Progress alone over that at the job's own batch: (m/T(m)) / (m0/T(m0)) · (φ + m0)/(φ + m)."""
-        ...
-
-    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
-        """Bytes on each of its devices."""
-        ...
+_SIZES = {1: 25, 2: 13, 3: 9, 4: 7}  # grid size per job, by the number of jobs tuned together
+_MARGIN = 1.1  # on predicted memory
+_HOPE = 0.5  # part of the spread added to a guessed rate, so that it is tried
+_APART = 1.5  # least ratio between batch sizes worth trying
+_GUESS = 0.25  # relative spread from which a rate is a guess
 
 
 def is_tunable(estimates: Estimator, job: Job) -> bool:
-    """Whether the batch size may change on one device, and there is a belief of what that does to learning."""
+    """Whether a single-device job's batch size may change and its effect on learning is estimated."""
     return job.spec.devices == 1 and _may_change(estimates, job.spec)
 
 
 def best_alone(estimates: Estimator, job: Job, kind: Kind, capacity: int) -> int:
-    """Where tuning starts: the batch with the highest believed goodput that fits into memory; 0: the job's own."""
-    if not is_tunable(estimates, job) or not isinstance(estimates, KnowsBatches):
+    """The starting point of tuning: the batch size with the highest goodput that fits; 0: the job's own."""
+    if not is_tunable(estimates, job):
         return 0
     sizes = _sizes(estimates, job, _SIZES[4], capacity)
     return max(sizes, key=lambda size: estimates.goodput(job.spec, kind, size).mean)
 
 
 def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *, growth: int, trust: float) -> int:
-    """The batch with which a job is believed to get on best in a place, from an estimator that counts steps.
+    """The best batch size of a job in a placement, for an estimator that counts steps.
 
         g(m) = (rate(m) ± h·its spread) · m/m0 · (φ + m0)/(φ + m)
 
-    Each batch is at most `growth` times the one before, up or down, and the one a job has stays until another is
-    believed to be `trust` times better. The spread counts in favour of what is only guessed, so that it is tried where
-    it may be much better, and against what was measured: rates that jump about let nobody go back and forth.
+    Each batch size is at most `growth` times the previous one, up or down, and changes only if another is estimated
+    to be `trust` times better. The spread counts in favour of guesses, so that they are tried, and against
+    measurements, so that noise does not cause oscillation.
     """
-    spec, own = job.spec, own_batch(estimates, job.spec)
+    spec, own = job.spec, estimates.own_batch(job.spec)
     has = own if job.desired is None else job.desired.batch_size or own
 
     def speed(size: int, hope: float) -> float:
@@ -179,12 +138,12 @@ def best_step(estimates: Estimator, job: Job, place: Placement, capacity: int, *
 
 
 def tunes_by_steps(estimates: Estimator, job: Job) -> bool:
-    """Whether a job's batch can be tuned from what its steps show (`best_step`)."""
-    return isinstance(estimates, CountsSteps) and _may_change(estimates, job.spec)
+    """Whether a job's batch size can be tuned from its step rates (`best_step`)."""
+    return estimates.counts_steps and _may_change(estimates, job.spec)
 
 
 class BatchTuning:
-    """The mix of one device: PD_i = IF·DT/EFF of each, and Σ w·PD / Σ w as the objective."""
+    """Tuning of the jobs on one device: PD_i = IF·DT/EFF of each, and Σ w·PD / Σ w as the objective."""
 
     def __init__(self, estimates: Estimator, kind: Kind, jobs: Sequence[Job], fraction: float, capacity: int) -> None:
         self._estimates = estimates
@@ -194,20 +153,17 @@ class BatchTuning:
         self._weights = weights / weights.sum() if weights.sum() > 0.0 else np.full(len(jobs), 1.0 / len(jobs))
         most = _SIZES.get(max(1, sum(is_tunable(estimates, job) for job in jobs)), 3)
         axes = [_sizes(estimates, job, most, capacity) if is_tunable(estimates, job) else [0] for job in jobs]
-        own = tuple(
-            own_batch(estimates, job.spec) if len(axis) > 1 else 0 for job, axis in zip(jobs, axes, strict=True)
-        )
+        own = tuple(estimates.own_batch(job.spec) if len(axis) > 1 else 0 for job, axis in zip(jobs, axes, strict=True))
         self._rows = self._fitting(axes, capacity) or [own]
         self._places = {row: place for place, row in enumerate(self._rows)}
         self._fractions = [job.lane[0] if job.lane else fraction for job in jobs]
 
     @property
     def is_open(self) -> bool:
-        """Whether there is anything to choose."""
         return len(self._rows) > 1
 
     def degradation(self, vector: Vector) -> float:
-        """The logarithm of the weighted mean PD, from the rates that the jobs have reported under this vector."""
+        """Logarithm of the weighted mean PD, from the reported rates under this vector."""
         found = [pd for pd, _ in self._measured(vector)]
         return log(float(self._weights @ found))
 
@@ -216,17 +172,15 @@ class BatchTuning:
         return {job.id: slower for job, (_, slower) in zip(self._jobs, self._measured(vector), strict=True)}
 
     def propose(self, trial: Trial | None, most: int) -> Vector | None:
-        """The vector to measure next; None where the best is known well enough."""
         tried = self._tried(trial)
         row = self._tuner(trial, most).propose(tried)
         return None if row is None else self._vector(row)
 
     def best(self, trial: Trial) -> Vector:
-        """The best of those measured."""
         return self._vector(self._tuner(trial, 1).best(self._tried(trial)))
 
     def _measured(self, vector: Vector) -> list[tuple[float, float]]:
-        """(PD, IF) of each job: IF = rate believed alone over rate reported, PD = IF over the batch's goodput."""
+        """(PD, IF) of each job: IF = estimated rate alone over reported rate, PD = IF over goodput."""
         found = []
         for job, setting in zip(self._jobs, vector, strict=True):
             alone = Placement(((self._kind, 1),), batch_size=setting.batch_size)
@@ -235,12 +189,12 @@ class BatchTuning:
         return found
 
     def _goodput(self, job: Job, batch_size: int) -> float:
-        if not batch_size or not isinstance(self._estimates, KnowsBatches):
+        if not batch_size:
             return 1.0
         return max(self._estimates.goodput(job.spec, self._kind, batch_size).mean, 1e-9)
 
     def _tuner(self, trial: Trial | None, most: int) -> Tuner:
-        """Believed: every batch as alone, times the interference that was measured at first."""
+        """The tuner; its estimate is each batch size as alone, times the interference measured first."""
         slower: Mapping[JobId, float] = trial.corrections if trial is not None else {}
         columns = []
         for place, job in enumerate(self._jobs):
@@ -275,19 +229,17 @@ def _row(vector: Vector) -> tuple[int, ...]:
 
 
 def _memory(estimates: Estimator, spec: JobSpec, batch_size: int) -> int:
-    if batch_size and isinstance(estimates, KnowsBatches):
-        return estimates.memory(spec, batch_size)
-    return memory_of(estimates, spec)
+    return estimates.memory(spec, batch_size) if batch_size else memory_of(estimates, spec)
 
 
 def _may_change(estimates: Estimator, spec: JobSpec) -> bool:
-    may = spec.batch_range is not None and not spec.exact and isinstance(estimates, KnowsBatches)
-    return may and own_batch(estimates, spec) > 0
+    may = spec.batch_range is not None and not spec.exact and estimates.predicts_goodput
+    return may and estimates.own_batch(spec) > 0
 
 
 def _sizes(estimates: Estimator, job: Job, most: int, capacity: int) -> list[int]:
-    """The grid of one job: its range, as far as memory allows."""
-    spec, own = job.spec, own_batch(estimates, job.spec)
+    """The grid of one job: its range, within memory."""
+    spec, own = job.spec, estimates.own_batch(job.spec)
     assert spec.batch_range is not None
     sizes = batch_grid(*spec.batch_range, own, most)
     fitting = [size for size in sizes if not capacity or _memory(estimates, spec, size) * _MARGIN <= capacity]

@@ -12,10 +12,10 @@ from carpool.core.errors import InputError
 from carpool.core.model import Allocation, DeviceId, Job, JobId, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
-from carpool.policies.estimator_queries import KnowsUse, memory_of, worth_of_step
+from carpool.policies.estimator_queries import memory_of, worth_of_step
 from carpool.policies.iadeep.batch_tuning import BatchTuning, best_alone, is_tunable
 from carpool.policies.registry import register
-from carpool.policies.sharing.share_search import KnowsMixes, Setting, Vector, one_by_one
+from carpool.policies.sharing.share_search import Setting, Vector
 from carpool.policies.sharing.shareable_devices import (
     Likeness,
     ShareableDevices,
@@ -28,20 +28,20 @@ from carpool.policies.sharing.shareable_devices import (
 from carpool.policies.sharing.trial_log import Trials, Tried
 
 _LEAST = 1e-9
-_UNKNOWN_S = 60.0  # left to a job of unknown length that has not run yet; later as much as it has run
+_UNKNOWN_S = 60.0  # remaining time of a job of unknown length, or as much as it has run if that is more
 
 Pattern = tuple[tuple[Likeness, Setting], ...]
 
 
 class ColocatedJob(NamedTuple):
-    """A job on a device with the setting it has, or would have, there."""
+    """A job with its actual or planned setting on a device."""
 
     job: Job
     setting: Setting
 
 
 class CompletionForecast:
-    """Answers for one snapshot; what was asked once is not asked again."""
+    """Predicted completion times for one snapshot, cached."""
 
     def __init__(self, view: Snapshot, *, tuned: bool = True, virtual: float = inf) -> None:
         self._view = view
@@ -54,47 +54,48 @@ class CompletionForecast:
         self._uses: dict[tuple[Kind, Likeness], float] = {}
 
     def left_s(self, job: Job, kind: Kind) -> float:
-        """Seconds the job still needs alone on a device of the kind at its own batch."""
+        """Seconds the job needs alone on a device of the type at its own batch size."""
         left = self._view.estimates.remaining(job, self._view.at).mean / self._rate(job, kind)
         return left if isfinite(left) else max(_UNKNOWN_S, self._view.attained_s(job))
 
-    def guests(self, device: DeviceId, jobs: Sequence[Job]) -> list[ColocatedJob]:
-        """Jobs as they would be on a device, as far as a pattern says: with the batch from which tuning starts."""
+    def colocated(self, device: DeviceId, jobs: Sequence[Job]) -> list[ColocatedJob]:
+        """Jobs with their settings on a device, at the batch sizes from which tuning starts."""
         share = min(1.0, self._virtual / max(1, len(jobs)))
         return [
             ColocatedJob(job, Setting(job.lane[0] if job.lane else share, self._start(job, device))) for job in jobs
         ]
 
     def use(self, device: DeviceId, job: Job) -> float:
-        """Mean of the shares of SMs and memory that the job takes of a device, as far as they are known."""
+        """Mean of the job's SM and memory shares of a device, as far as known."""
         bank, estimates = self._view.cluster.bank_of(device), self._view.estimates
         key = (bank.kind, likeness(job))
         if key not in self._uses:
-            uses = [estimates.use(job.spec, bank.kind).sm] if isinstance(estimates, KnowsUse) else []
+            use = estimates.use(job.spec, bank.kind)
+            uses = [] if use is None else [use.sm]
             if bank.memory_bytes:
                 uses.append(memory_of(estimates, job.spec) / bank.memory_bytes)
             self._uses[key] = sum(uses) / max(1, len(uses))
         return self._uses[key]
 
-    def speeds(self, kind: Kind, guests: Sequence[ColocatedJob]) -> list[float]:
-        """Progress of each beside the others, relative to alone at its own batch: 1/PD."""
-        order = sorted(range(len(guests)), key=lambda place: _like(guests[place]))
-        pattern = tuple([_like(guests[place]) for place in order])
+    def speeds(self, kind: Kind, colocated: Sequence[ColocatedJob]) -> list[float]:
+        """Progress of each job beside the others, relative to alone at its own batch size: 1/PD."""
+        order = sorted(range(len(colocated)), key=lambda place: _like(colocated[place]))
+        pattern = tuple([_like(colocated[place]) for place in order])
         known = self._speeds.get((kind, pattern))
         if known is None:
-            known = self._speeds[kind, pattern] = self._predicted(kind, [guests[place] for place in order])
-        found = [0.0] * len(guests)
+            known = self._speeds[kind, pattern] = self._predicted(kind, [colocated[place] for place in order])
+        found = [0.0] * len(colocated)
         for place, speed in zip(order, known, strict=True):
             found[place] = speed
         return found
 
-    def ends(self, kind: Kind, guests: Sequence[ColocatedJob]) -> list[float]:
-        """Seconds until each ends if nobody else comes; those that stay go faster as others end."""
-        left = [self.left_s(guest.job, kind) for guest in guests]
-        ends = [inf] * len(guests)
-        there, now = list(range(len(guests))), 0.0
+    def ends(self, kind: Kind, colocated: Sequence[ColocatedJob]) -> list[float]:
+        """Seconds until each job ends without arrivals; remaining jobs speed up as others end."""
+        left = [self.left_s(guest.job, kind) for guest in colocated]
+        ends = [inf] * len(colocated)
+        there, now = list(range(len(colocated))), 0.0
         while there:
-            pace = [max(speed, _LEAST) for speed in self.speeds(kind, [guests[place] for place in there])]
+            pace = [max(speed, _LEAST) for speed in self.speeds(kind, [colocated[place] for place in there])]
             step, first = min((left[place] / speed, place) for place, speed in zip(there, pace, strict=True))
             now += step
             for place, speed in zip(there, pace, strict=True):
@@ -103,12 +104,12 @@ class CompletionForecast:
             there.remove(first)
         return ends
 
-    def cost(self, kind: Kind, guests: Sequence[ColocatedJob]) -> float:
-        """Weighted sum of the seconds until each ends."""
-        key = (kind, tuple([guest.job.id for guest in guests]))
+    def cost(self, kind: Kind, colocated: Sequence[ColocatedJob]) -> float:
+        """Weighted sum of the seconds until each job ends."""
+        key = (kind, tuple([guest.job.id for guest in colocated]))
         if key not in self._costs:
-            ends = self.ends(kind, guests)
-            self._costs[key] = sum([g.job.spec.weight * end for g, end in zip(guests, ends, strict=True)])
+            ends = self.ends(kind, colocated)
+            self._costs[key] = sum([g.job.spec.weight * end for g, end in zip(colocated, ends, strict=True)])
         return self._costs[key]
 
     def _rate(self, job: Job, kind: Kind) -> float:
@@ -126,16 +127,13 @@ class CompletionForecast:
             self._starts[key] = best_alone(self._view.estimates, job, bank.kind, bank.memory_bytes)
         return self._starts[key]
 
-    def _predicted(self, kind: Kind, guests: Sequence[ColocatedJob]) -> list[float]:
+    def _predicted(self, kind: Kind, colocated: Sequence[ColocatedJob]) -> list[float]:
         estimates = self._view.estimates
-        mix = [(guest.job.spec, *guest.setting) for guest in guests]
-        if isinstance(estimates, KnowsMixes):
-            rates = estimates.mixed(kind, [mix])[0]
-        else:
-            rates = one_by_one(estimates, kind, mix)
+        mix = [(guest.job.spec, *guest.setting) for guest in colocated]
+        rates = estimates.mixed(kind, [mix])[0]
         return [
             rate.mean * worth_of_step(estimates, spec, batch_size) / self._rate(guest.job, kind)
-            for rate, guest, (spec, _, batch_size) in zip(rates, guests, mix, strict=True)
+            for rate, guest, (spec, _, batch_size) in zip(rates, colocated, mix, strict=True)
         ]
 
 
@@ -146,30 +144,29 @@ def _like(guest: ColocatedJob) -> tuple[Likeness, Setting]:
 @register("iadeep")
 @dataclass(frozen=True, slots=True)
 class IADeep(Policy):
-    """Each waiting job in turn goes where the sum of all completion times grows least, or waits.
+    """Each waiting job goes where the sum of completion times grows least, or waits.
 
-    With PD_i = IF·DT/EFF what job i needs beside its neighbours over what it needs alone, a device is charged with
-    Σ w·(time until the end) as predicted from the pattern of jobs on it; a job's cost there is what it adds. It waits
-    if an empty device, as soon as one is expected for its place in the queue, is cheaper. Costs are weighed by how far
-    SM and memory use of the device are above the mean. Jobs of a device have equal caps, and batch sizes of all that
-    allow it are tuned by GP-LCB, every proposal measured for `settle_s`. After Chen et al., "Interference-aware
-    Multiplexing for Deep Learning in GPU Clusters", SC 2023; EFF, caps, completion times, the order of the queue and
-    moves to free devices are ours.
+    PD_i = IF·DT/EFF is job i's time beside its neighbours over its time alone. A device is charged Σ w·(time until
+    completion) as predicted from its jobs; a job's cost there is what it adds. It waits if an empty device,
+    expected for its position in the queue, is cheaper. Costs are weighted by how far SM and memory use exceed the
+    mean. Jobs on a device have equal caps, and batch sizes that may change are tuned by GP-LCB, measuring every
+    proposal for `settle_s`. After Chen et al., "Interference-aware Multiplexing for Deep Learning in GPU Clusters",
+    SC 2023; EFF, caps, completion times, queue order and moves to free devices are ours.
     """
 
     shares_devices: ClassVar[bool] = True
     max_virtual: ClassVar[float] = 16.0
 
-    tuner: bool = True  # False: every job keeps its own batch
-    predictor: bool = True  # False: the emptiest device with room, and nobody waits for a better one
+    tuner: bool = True  # False: every job keeps its own batch size
+    predictor: bool = True  # False: the emptiest device with room, without waiting for a better one
     most: int = 4  # residents of one device
-    evaluations: int = 15  # settings that are measured for a mix
+    evaluations: int = 15  # settings measured per mix
     settle_s: float = 6.0  # how long each is measured
     balance: float = 0.1  # weight of use above the mean
     virtual: float = 1.5  # what the equal caps on a shared device sum to; 16: no caps
-    patience: float = 4.0  # a job is overtaken by those submitted up to this many times its length later
-    window: int = 32  # waiting jobs that are looked at
-    move_s: float = 10.0  # what a move to a free device must save
+    patience: float = 4.0  # shorter jobs may pass one up to this many times its length after it was submitted
+    window: int = 32  # waiting jobs considered
+    move_s: float = 10.0  # least saving of a move to a free device
 
     def __post_init__(self) -> None:
         if not 1 <= self.most <= self.max_virtual:
@@ -179,30 +176,28 @@ class IADeep(Policy):
                 raise InputError(f"{name} is {getattr(self, name)}", way_out="Give a number above 0.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Judge settings that are due, place waiting jobs, use free devices, and tune every mix that has changed."""
         draft, flow, trials = (
             Draft(view),
             CompletionForecast(view, tuned=self.tuner, virtual=self.virtual),
             Trials.of(view.note),
         )
-        told: list[str] = []
+        words: list[str] = []
         for device in list(draft.occupancy.shared_devices()):
-            told += self._review(draft, trials, device)
+            words += self._review(draft, trials, device)
         if not isinstance(view.note, dict) or view.note.get("seen") != _signature(draft):
-            told += self._admit(draft, flow)
-            told += self._spread(draft, flow)
+            words += self._admit(draft, flow)
+            words += self._spread(draft, flow)
         for device in list(draft.occupancy.shared_devices()):
-            told += self._retune(draft, flow, trials, device)
+            words += self._retune(draft, flow, trials, device)
         trials.forget(draft)
         note = {**trials.note(), "seen": _signature(draft)}
         look_at = trials.next_look(view.at)
-        if not told and look_at is None and note == view.note:
+        if not words and look_at is None and note == view.note:
             return Plan.NOTHING
-        return draft.finish("; ".join(told) or "shares and batch sizes stay as they are", wake_at=look_at, note=note)
+        return draft.finish("; ".join(words) or "shares and batch sizes stay unchanged", wake_at=look_at, note=note)
 
     # -------------------------------------------------------------------------------------------------------- placing
     def _admit(self, draft: Draft, flow: CompletionForecast) -> Iterator[str]:
-        """Place waiting jobs."""
         if not draft.view.waiting:
             return
         rooms, queue = ShareableDevices(draft, self.most), _Queue(draft, flow)
@@ -214,7 +209,7 @@ class IADeep(Policy):
         yield from describe_starts(starts)
 
     def _in_turn(self, draft: Draft, flow: CompletionForecast) -> list[Job]:
-        """Waiting jobs by submission and length: short ones first, but nobody is overtaken for ever."""
+        """Waiting jobs by submission and length: short jobs first, but no job starves."""
         kind = draft.view.cluster.kinds[0]
         return sorted(
             draft.waiting(), key=lambda job: (job.submitted_at + self.patience * flow.left_s(job, kind), job.seq)
@@ -223,7 +218,7 @@ class IADeep(Policy):
     def _join(
         self, draft: Draft, flow: CompletionForecast, rooms: ShareableDevices, queue: _Queue, job: Job
     ) -> Allocation | None:
-        """Beside those where it costs least, unless waiting is expected to cost less."""
+        """Join the device where the job costs least, unless waiting is estimated to cost less."""
         fraction = job.lane[0] if job.lane else min(1.0, self.virtual / self.most)
         offers = [d for d in rooms.open_to(job, fraction) if all(r.spec.devices == 1 for r in residents_of(draft, d))]
         if not offers:
@@ -242,16 +237,16 @@ class IADeep(Policy):
         return allocation
 
     def _cost(self, draft: Draft, flow: CompletionForecast, job: Job, device: DeviceId, usual: float) -> float:
-        """What the job adds to the completion times there, its own included, weighed by the use of the device."""
+        """What the job adds to the completion times there, including its own, weighted by the device's use."""
         kind = draft.view.cluster.kind_of(device)
         residents = residents_of(draft, device)
-        added = flow.cost(kind, flow.guests(device, [*residents, job])) - flow.cost(
-            kind, flow.guests(device, residents)
+        added = flow.cost(kind, flow.colocated(device, [*residents, job])) - flow.cost(
+            kind, flow.colocated(device, residents)
         )
         return added * (1.0 + self.balance * (_use(draft, flow, device) + flow.use(device, job) - usual))
 
     def _spread(self, draft: Draft, flow: CompletionForecast) -> Iterator[str]:
-        """Free devices that no waiting job took go to the jobs that save most by moving there."""
+        """Move the jobs that save most to free devices that no waiting job took."""
         moved: set[DeviceId] = set()
         while draft.num_free and draft.occupancy.is_shared:
             moves = [
@@ -267,11 +262,11 @@ class IADeep(Policy):
             if held is None or start_alone(draft, job) is None:
                 return
             moved.update(held.devices())
-            yield f"{job.id} moves to a device of its own and saves {saved:.0f} s"
+            yield f"{job.id} moves to a free device and saves {saved:.0f} s"
 
     # --------------------------------------------------------------------------------------------------------- tuning
     def _retune(self, draft: Draft, flow: CompletionForecast, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Share a device out among those who are there now, and begin to tune their batches."""
+        """Assign shares to the current jobs of a device, and start tuning their batch sizes."""
         residents = residents_of(draft, device)
         if trials.knows(device, residents) or any(job.spec.devices > 1 for job in residents):
             return
@@ -281,17 +276,17 @@ class IADeep(Policy):
             tuning = self._tuning(draft, device, residents)
             vector = tuning.propose(None, self.evaluations) if tuning.is_open else None
         if vector is None:
-            settings = [guest.setting for guest in flow.guests(device, residents)]
+            settings = [guest.setting for guest in flow.colocated(device, residents)]
             if self._apply(draft, device, residents, settings):
                 name = draft.view.cluster.device_name(device)
-                yield f"{len(residents)} on {name} at {settings[-1].fraction:.0%} each"
+                yield f"{len(residents)} jobs on {name} at {settings[-1].fraction:.0%} each"
             return
         self._apply(draft, device, residents, vector)
         trials.begin(device, residents, vector, self._next_look(draft.view.at))
-        yield f"starts from batches {_words(vector)} on {draft.view.cluster.device_name(device)}"
+        yield f"starts from batch sizes {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
     def _review(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Take in what the present setting has shown; go on with the next one or settle for the best."""
+        """Record the current setting's result; try the next setting or keep the best."""
         trial, at = trials.get(device), draft.view.at
         residents = residents_of(draft, device)
         if trial is None or trial.look_at is None or at < trial.look_at or not trials.knows(device, residents):
@@ -307,23 +302,23 @@ class IADeep(Policy):
         if vector is not None:
             trials.go_on(device, trial, vector, self._next_look(at))
             self._apply(draft, device, residents, vector)
-            yield f"tries batches {_words(vector)} on {name}"
+            yield f"tries batch sizes {_words(vector)} on {name}"
             return
         best = tuning.best(trial)
         trials.settle(device, trial, best)
         self._apply(draft, device, residents, best)
-        yield f"keeps batches {_words(best)} on {name} after {len(tried)} measured"
+        yield f"keeps batch sizes {_words(best)} on {name} after {len(tried)} measurements"
 
     def _tuning(self, draft: Draft, device: DeviceId, residents: Sequence[Job]) -> BatchTuning:
         bank, share = draft.view.cluster.bank_of(device), min(1.0, self.virtual / len(residents))
         return BatchTuning(draft.view.estimates, bank.kind, residents, share, bank.memory_bytes)
 
     def _next_look(self, at: float) -> float:
-        """When a setting that begins now has been measured: the same instants for all devices, to plan less often."""
+        """When a setting that starts now is measured: common instants for all devices, to plan less often."""
         return ceil(at / self.settle_s + 1.0 - 1e-9) * self.settle_s
 
     def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Sequence[Setting]) -> bool:
-        """Give the jobs of a device their settings; whether that changes anything."""
+        """Apply settings to the jobs of a device; whether anything changed."""
         changed = False
         for job, setting in zip(residents, vector, strict=True):
             allocation = Allocation.of(device, fraction=setting.fraction, batch_size=setting.batch_size)
@@ -333,7 +328,7 @@ class IADeep(Policy):
 
 
 class _Queue:
-    """When devices are expected to be empty, each handed to one waiting job after another."""
+    """When devices are expected to be empty, each assigned to one waiting job after another."""
 
     def __init__(self, draft: Draft, flow: CompletionForecast) -> None:
         self._draft, self._flow = draft, flow
@@ -341,15 +336,15 @@ class _Queue:
         self.refresh(*draft.occupancy.shared_devices())
 
     def refresh(self, *devices: DeviceId) -> None:
-        """Look again at devices to which somebody has come."""
+        """Update devices that jobs have joined."""
         for device in devices:
             kind = self._draft.view.cluster.kind_of(device)
-            guests = self._flow.guests(device, residents_of(self._draft, device))
-            narrow = all(guest.job.spec.devices == 1 for guest in guests)
-            self._empty[device] = max(self._flow.ends(kind, guests)) if narrow else inf
+            colocated = self._flow.colocated(device, residents_of(self._draft, device))
+            narrow = all(guest.job.spec.devices == 1 for guest in colocated)
+            self._empty[device] = max(self._flow.ends(kind, colocated)) if narrow else inf
 
     def is_cheaper(self, job: Job, cost: float) -> bool:
-        """Whether to wait for an empty device costs less; then the job takes its place in the queue for it."""
+        """Whether waiting for an empty device costs less; then the job takes its position in line for it."""
         cluster = self._draft.view.cluster
         ends = [
             (empty_s + self._flow.left_s(job, cluster.kind_of(device)), device)
@@ -364,29 +359,28 @@ class _Queue:
 
 
 def _signature(draft: Draft) -> list[int]:
-    """Changes whenever a job has come, gone or stopped, or devices have: placing anew is worthwhile only then."""
+    """Changes when jobs or devices come or go: only then placing again is worthwhile."""
     view = draft.view
     waiting = sum(draft.holding(view.jobs[job]) is None for job in view.waiting)
     return [len(view.jobs), max((job.seq for job in view.jobs.values()), default=0), waiting, draft.num_free]
 
 
 def _moves_away(draft: Draft, flow: CompletionForecast, device: DeviceId) -> list[tuple[float, Job]]:
-    """What it would save if a resident of a shared device had one of its own, for each that may move."""
-    guests = flow.guests(device, residents_of(draft, device))
-    if len(guests) < 2:
+    """Saving and job for each job that may move from a shared device to one of its own."""
+    colocated = flow.colocated(device, residents_of(draft, device))
+    if len(colocated) < 2:
         return []
     kind = draft.view.cluster.kind_of(device)
-    whole = flow.cost(kind, guests)
+    whole = flow.cost(kind, colocated)
     moves = []
-    for guest in guests:
+    for guest in colocated:
         if not (guest.job.lane or guest.job.spec.devices > 1 or guest.job.is_starting):
-            rest = [other for other in guests if other is not guest]
+            rest = [other for other in colocated if other is not guest]
             moves.append((whole - flow.cost(kind, rest) - flow.cost(kind, [guest]), guest.job))
     return moves
 
 
 def _use(draft: Draft, flow: CompletionForecast, device: DeviceId) -> float:
-    """What its residents use of a device."""
     return sum([flow.use(device, job) for job in residents_of(draft, device)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import TypedDict
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError
@@ -15,20 +15,11 @@ from carpool.policies.elastic_allocation import resize
 from carpool.policies.estimator_queries import devices_in_use_or_free, kind_held, kinds_of
 from carpool.policies.registry import register
 
-_SOON_S = 1.0  # look again when a job has not said yet how fast it is, or how its loss stands
-
-
-@runtime_checkable
-class KnowsLearning(Protocol):
-    """An estimator that follows losses: what tells a young training from an old one."""
-
-    def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
-        """How far the loss fell in the last `steps` steps, and its mean lately; None where too little was heard."""
-        ...
+_SOON_S = 1.0  # plan again this soon while a job has not reported its rate or loss
 
 
 class _Note(TypedDict):
-    """What is remembered between plans: who is being compared, from which steps on, and how it came out."""
+    """State between plans: the compared pair, their steps at the start, and the result."""
 
     pair: list[str]
     since: list[float]
@@ -39,23 +30,21 @@ class _Note(TypedDict):
 @register("loss-phase-literal")
 @dataclass(frozen=True, slots=True)
 class LossPhaseLiteral(Policy):
-    """When a second job comes, both get half, for 100 iterations; then the older of them gets three quarters.
+    """A second job gets half the devices for 100 iterations; then the older job gets three quarters.
 
-    Older is the one whose loss fell less in those iterations. When one ends the other takes everything. The rule knows
-    two jobs: more wait in order of submission. Without losses to see, the one that came first is older. Wei and Shudo,
+    Older is the job whose loss fell less in those iterations. When one ends the other takes everything. The rule is
+    for two jobs; more wait in order of submission. Without losses, the job submitted first is older. Wei and Shudo,
     "Dynamic Computing Resources Allocation for Multiple Deep Learning Tasks" (four GPUs: 2-2, then 3-1).
     """
 
     iterations: int = 100
-    batch: str = "job"  # what stays the same when devices are given or taken: a job's batch, or that of each `device`
+    batch: str = "job"  # batch size kept when the number of devices changes: of the `job`, or of each `device`
 
     def __post_init__(self) -> None:
-        """Check the batch."""
         if self.batch not in ("job", "device"):
             raise InputError(f"batch is {self.batch!r}", way_out="Write batch=job or batch=device.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Take the two, compare them if it is time, and divide the devices."""
         active = sorted(view.active(), key=lambda job: (job.desired is None, job.seq))
         pair = sorted(active[:2], key=lambda job: job.seq)
         if not pair:
@@ -69,17 +58,17 @@ class LossPhaseLiteral(Policy):
             if not count or not resize(draft, job, kind, count):
                 continue
             self._keep_batch(draft, job)
-        queue = f"; {len(active) - 2} more wait, the rule knows two jobs" if len(active) > 2 else ""
+        queue = f"; {len(active) - 2} more wait, since the rule is for two jobs" if len(active) > 2 else ""
         wake_at = None if note["older"] or len(pair) < 2 else view.at + self._left_s(view, pair, note)
         return draft.finish(note["why"] + queue, wake_at=wake_at, note=note)
 
     # ------------------------------------------------------------------------------------------------------ comparing
     def _compared(self, view: Snapshot, pair: Sequence[Job]) -> _Note:
-        """What is known of the pair: begun to be watched, still watched, or decided."""
+        """The state of the pair: started, still compared, or decided."""
         names = [str(job.id) for job in pair]
         before = view.note
         if len(pair) < 2:
-            return {"pair": names, "since": [], "older": "", "why": f"{names[0]} is alone and takes all"}
+            return {"pair": names, "since": [], "older": "", "why": f"{names[0]} is alone and gets all devices"}
         if not isinstance(before, dict) or before.get("pair") != names:
             since = [job.done_at(view.at) for job in pair]
             return {"pair": names, "since": since, "older": "", "why": f"{' and '.join(names)} are compared"}
@@ -87,16 +76,16 @@ class LossPhaseLiteral(Policy):
         made = self._made(view, pair, note)
         if not note["older"] and made >= self.iterations:
             seen = view.estimates
-            falls = [seen.learning(job.id, self.iterations) for job in pair] if isinstance(seen, KnowsLearning) else []
+            falls = [seen.learning(job.id, self.iterations) for job in pair] if seen.follows_losses else []
             if falls and None in falls and made < 2 * self.iterations:
                 return note  # reports are on their way
             note["older"], note["why"] = self._judged(pair, [fall[0] for fall in falls if fall is not None])
         return note
 
     def _judged(self, pair: Sequence[Job], falls: Sequence[float]) -> tuple[str, str]:
-        """Which is older, and why."""
+        """The older job, and why."""
         if len(falls) < 2:
-            return str(pair[0].id), f"{pair[0].id} came before {pair[1].id}; not both tell their loss"
+            return str(pair[0].id), f"{pair[0].id} was submitted before {pair[1].id}; not both report a loss"
         older, younger = (0, 1) if falls[0] <= falls[1] else (1, 0)
         gap = [f"{fall:.3g}" for fall in falls]
         why = (
@@ -106,7 +95,7 @@ class LossPhaseLiteral(Policy):
         return str(pair[older].id), why
 
     def _made(self, view: Snapshot, pair: Sequence[Job], note: _Note) -> float:
-        """Iterations that both have made since they are watched."""
+        """Iterations that both have made since the comparison started."""
         return min([job.done_at(view.at) - since for job, since in zip(pair, note["since"], strict=True)]) + 1e-6
 
     def _left_s(self, view: Snapshot, pair: Sequence[Job], note: _Note) -> float:
@@ -119,7 +108,7 @@ class LossPhaseLiteral(Policy):
         return longest if 0.1 < longest < inf else _SOON_S
 
     def _keep_batch(self, draft: Draft, job: Job) -> None:
-        """The batch of each device as it is on the devices asked for, where that is wanted and known."""
+        """Keep the batch size per device, if configured and known."""
         spec, held = job.spec, draft.holding(job)
         if self.batch == "device" and spec.batch_size and held is not None:
             batch_size = max(1, spec.batch_size * held.num_devices // spec.devices)
@@ -127,7 +116,7 @@ class LossPhaseLiteral(Policy):
 
 
 def _divided(view: Snapshot, pair: Sequence[Job], older: str) -> dict[JobId, tuple[Kind, int]]:
-    """Kind and number of devices for each of the pair: all, half, or three quarters; 0 for one that must wait."""
+    """Device type and count for each of the pair: all, half, or three quarters; 0 for one that must wait."""
     there = devices_in_use_or_free(view)
     found: dict[JobId, tuple[Kind, int]] = {}
     for job in pair:

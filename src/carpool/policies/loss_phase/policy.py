@@ -1,11 +1,11 @@
 """Loss-phase: allocates devices by the remaining learning predicted from each loss curve.
 
-A deal c gives job j c_j devices; it is used for t_c seconds, in whatever order:
+An assignment c gives job j c_j devices for t_c seconds, in any order:
 
     min Σ_c t_c   subject to   Σ_c t_c · s_j(c_j) ≥ R_j for every job j, t ≥ 0.
 
-There are too many deals to list, so they are found as they are needed: with v_j the price of the j-th condition, a
-deal is worth using if Σ_j v_j · s_j(c_j) > 1, and the best of them is a knapsack (Gilmore and Gomory 1961).
+There are too many assignments to list, so columns are generated: with v_j the dual price of the j-th condition, an
+assignment improves if Σ_j v_j · s_j(c_j) > 1, and the best is a knapsack (Gilmore and Gomory 1961).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.elastic_allocation import Array, DeviceSplit, best_deal, elastic_split, resize
+from carpool.policies.elastic_allocation import DeviceSplit, Floats, best_deal, elastic_split, resize
 from carpool.policies.estimator_queries import devices_in_use_or_free, kind_held, kinds_of, rate_on
 from carpool.policies.registry import register
 
@@ -30,12 +30,12 @@ _ROUNDS = 50
 _ENOUGH = 1.0 + 1e-6
 
 
-def makespan_split(speeds: Sequence[Array], work: Sequence[float], num_devices: int) -> DeviceSplit:
-    """The deal to begin with, and the prices: of those that are in use, the one that does most for the shortest.
+def makespan_split(speeds: Sequence[Floats], work: Sequence[float], num_devices: int) -> DeviceSplit:
+    """The assignment to start with, and the prices: of those used, the one best for the shortest job.
 
     ``speeds[j][k]`` is job j's rate on k devices, k = 0 … num_devices; jobs in any order, each able to run.
     """
-    needed = np.maximum(np.array(work, float), max(1e-9, 1e-6 * max(work)))  # nobody is quite done, or it would be over
+    needed = np.maximum(np.array(work, float), max(1e-9, 1e-6 * max(work)))  # no job is quite done
     deals = [
         [int(table.argmax()) if other == job else 0 for other in range(len(speeds))] for job, table in enumerate(speeds)
     ]
@@ -52,13 +52,13 @@ def makespan_split(speeds: Sequence[Array], work: Sequence[float], num_devices: 
 
 
 class _Solved(NamedTuple):
-    seconds: Array  # of each deal
-    portions: Array  # [job, deal]: the part of the job done in a second
+    seconds: Floats  # of each deal
+    portions: Floats  # [job, deal]: the part of the job done in a second
     worth: list[float]
 
 
-def _solve(speeds: Sequence[Array], needed: Array, deals: Sequence[Sequence[int]]) -> _Solved:
-    """The program over the deals known so far, with every condition divided by R_j: all are alike in size."""
+def _solve(speeds: Sequence[Floats], needed: Floats, deals: Sequence[Sequence[int]]) -> _Solved:
+    """The program over known assignments, each condition divided by R_j to scale them alike."""
     rates = np.array([[table[k] for table, k in zip(speeds, each, strict=True)] for each in deals]).T
     portions = rates / needed[:, None]
     solved = linprog(np.ones(len(deals)), A_ub=-portions, b_ub=-np.ones(len(needed)), method="highs")
@@ -67,34 +67,32 @@ def _solve(speeds: Sequence[Array], needed: Array, deals: Sequence[Sequence[int]
     return _Solved(np.asarray(solved.x), portions, worth.tolist())
 
 
-_ENDLESS = 1e9  # units of work of a job whose length nobody knows
-_UNSURE = 0.5  # a spread of more than this part of what remains
+_ENDLESS = 1e9  # units of work of a job of unknown length
+_UNSURE = 0.5  # relative spread from which remaining work is uncertain
 
 
 @register("loss-phase")
 @dataclass(frozen=True, slots=True)
 class LossPhase(Policy):
-    """Whoever is nearer to its end holds more, as far as its speed table makes it worth it; the others inherit.
+    """Jobs nearer to completion hold more devices, as far as their speed tables justify it.
 
-    What remains of a training is what the estimates say, for one that ends at a loss by its loss curve, so that a
-    pre-trained newcomer counts as old at once. Devices of each kind go where Σ v_j·s_j(k_j) is largest, v_j being what
-    a unit of job j's work costs all jobs together when those who end leave their devices to the others
-    (`inheritance.whole_shares`), or, with `objective=total`, what it costs the end of the last (`clearing`). Speed
-    tables s_j are taken as measured, neither concave nor monotone. Generalises Wei and Shudo, "Dynamic Computing
-    Resources Allocation for Multiple Deep Learning Tasks", from two jobs on four GPUs.
+    Remaining work is estimated, for a job with a target loss from its loss curve, so a pre-trained job counts as
+    old at once. Devices of each type go where Σ v_j·s_j(k_j) is largest, v_j being the cost of a unit of job j's
+    work to all jobs when completed jobs leave their devices to the others (`elastic_allocation`), or, with
+    `objective=total`, its cost to the makespan. Speed tables s_j are as measured, neither concave nor monotone.
+    Generalizes Wei and Shudo, "Dynamic Computing Resources Allocation for Multiple Deep Learning Tasks", from two
+    jobs on four GPUs.
     """
 
-    objective: str = "jct"  # the sum of weighted completion times; or `total`, the end of the last
-    interval_s: float = 20.0  # look again after so long, after a quarter of it while a curve is unsure; 0: never
-    stickiness: float = 0.03  # a new deal must be better by this part
+    objective: str = "jct"  # weighted completion times; or `total`, the makespan
+    interval_s: float = 20.0  # plan again after this, or a quarter of it while a curve is uncertain; 0: never
+    stickiness: float = 0.03  # relative improvement required of a new assignment
 
     def __post_init__(self) -> None:
-        """Check the objective."""
         if self.objective not in ("jct", "total"):
             raise InputError(f"objective is {self.objective!r}", way_out="Write objective=jct or objective=total.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Divide each kind among the jobs that are on it."""
         stakes = _stakes(view)
         if not stakes:
             return Plan.NOTHING
@@ -103,7 +101,7 @@ class LossPhase(Policy):
         words: list[str] = []
         for kind, num_devices in there.items():
             words += self._deal(draft, [stake for stake in stakes if stake.kind == kind], kind, num_devices)
-        reason = f"by what is left to learn: {'; '.join(words)}" if words else "nobody can be given devices"
+        reason = f"by remaining work: {'; '.join(words)}" if words else "no job can run on the devices"
         plan = draft.finish(reason, wake_at=self._next_look(view, stakes))
         return plan if plan.changes or plan.wake_at is not None else Plan.NOTHING
 
@@ -132,7 +130,7 @@ class LossPhase(Policy):
         return [_told(stake, count) for stake, count in zip(stakes, counts, strict=True)]
 
     def _next_look(self, view: Snapshot, stakes: list[_Stake]) -> float | None:
-        """With several jobs there is something to correct; soon, while something is unsure."""
+        """When to plan again: with several jobs, sooner while estimates are uncertain."""
         if len(stakes) < 2 or not self.interval_s:
             return None
         unsure = any(stake.job.desired is not None and stake.is_unsure for stake in stakes)
@@ -140,7 +138,7 @@ class LossPhase(Policy):
 
 
 class _Stake(NamedTuple):
-    """A job in the deal."""
+    """A job and its device type."""
 
     job: Job
     kind: Kind
@@ -151,8 +149,8 @@ class _Stake(NamedTuple):
     def is_unsure(self) -> bool:
         return self.left.std > _UNSURE * self.left.mean
 
-    def speeds(self, view: Snapshot, num_devices: int) -> Array:
-        """Its rate on 0, 1, … devices; nothing where it does not accept so few, and no more than it can use."""
+    def speeds(self, view: Snapshot, num_devices: int) -> Floats:
+        """Its rate on 0, 1, … devices; 0 below its minimum, constant above its maximum."""
         spec = self.job.spec
         table = np.zeros(num_devices + 1)
         for count in range(spec.narrowest, min(spec.widest, num_devices) + 1):
@@ -161,7 +159,7 @@ class _Stake(NamedTuple):
 
 
 def _stakes(view: Snapshot) -> list[_Stake]:
-    """Every job with a kind: the one it is on, else the one where it would get on best beside those already there."""
+    """Every job with a device type: the one it holds, else the fastest beside those already there."""
     stakes: list[_Stake] = []
     crowd: dict[Kind, int] = {}
     for job in sorted(view.active(), key=lambda job: (job.desired is None, job.seq)):
@@ -178,7 +176,7 @@ def _stakes(view: Snapshot) -> list[_Stake]:
 
 
 def _promise(view: Snapshot, job: Job, kind: Kind) -> float:
-    """How fast the job would be with all it could have of a kind."""
+    """The job's rate with all devices it could have of a type."""
     there = min(job.spec.widest, view.cluster.capacity[kind])
     return rate_on(view, job.spec, kind, max(there, job.spec.narrowest))
 
@@ -186,4 +184,4 @@ def _promise(view: Snapshot, job: Job, kind: Kind) -> float:
 def _told(stake: _Stake, count: int) -> str:
     left = stake.left
     spread = f" ± {left.std:.0f}" if left.std else ""
-    return f"{stake.job.id} has {left.mean:.0f}{spread} left and {'waits' if not count else f'holds {count}'}"
+    return f"{stake.job.id} has {left.mean:.0f}{spread} units left and {'waits' if not count else f'holds {count}'}"

@@ -1,9 +1,9 @@
 """Co-location groups: jobs worth more together than apart on the same devices are allocated as one.
 
 At prices μ a job alone has the surplus s_j = max over o of λ_j · g_j(o) − μ·c_o, or 0. Jobs on the same devices slow
-each other down, but pay for the devices only once: s_P = max over o of Σ λ_j · g_j(o beside the others) − μ·c_o. Those
-whose s_P − s_a − s_b is largest and above 0 are joined first. It all rests on what the estimator believes of
-neighbours: where it expects no more than turns by fraction, nobody gains and nobody shares.
+each other down, but pay for the devices only once: s_P = max over o of Σ λ_j · g_j(o beside the others) − μ·c_o. Pairs
+with the largest s_P − s_a − s_b above 0 are joined first. Where the estimator expects neighbours to cost their full
+share, sharing gains nothing and no groups are formed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ import numpy as np
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.estimator_queries import KnowsGoodput, placed_on, worth_of_step
-from carpool.policies.iadeep.batch_tuning import KnowsBatches
-from carpool.policies.market.knapsack import NONE, Floats, InputPlan
+from carpool.policies.estimator_queries import placed_on, worth_of_step
+from carpool.policies.market.knapsack import NONE, Choices, Floats
 from carpool.policies.market.menu import Menu
 from carpool.policies.market.policy_memory import EstimateCache
 
-_LITTLE = 1e-6  # a gain that is no rounding
-_MARGIN = 1.1  # on the memory of a batch that is tuned
-_MOST = 96  # parties looked at, those that would pay most for a device first: the work grows with the square
+_LITTLE = 1e-6  # least relative gain, above rounding
+_MARGIN = 1.1  # on the predicted memory of a tuned batch
+_MOST = 96  # groups considered, the highest bidders per device first: the work grows with the square
 
 Likes = tuple[str, int, int, int]
 
 
 class ColocationGroup(NamedTuple):
-    """Rows of the jobs that share devices, and what the party would pay for each offer."""
+    """Jobs (rows of the menu) that share devices, and the value of each offer to them."""
 
     rows: tuple[int, ...]
     values: Floats
@@ -40,16 +39,16 @@ class ColocationGroup(NamedTuple):
 
     @property
     def fraction(self) -> float:
-        """Of each device, for each of them."""
+        """Share of each device for each job."""
         return 1.0 / len(self.rows)
 
 
 class ColocationGroups:
-    """Everybody who is dealt with: nearly all of them alone, so that they are kept as columns."""
+    """All groups. Nearly all are single jobs, so they are stored as columns."""
 
-    def __init__(self, values: Floats, stays_at: InputPlan) -> None:
-        self.values = values  # [party, offer]
-        self.stays_at = stays_at  # [party]
+    def __init__(self, values: Floats, stays_at: Choices) -> None:
+        self.values = values  # [group, offer]
+        self.stays_at = stays_at  # [group]
         self._rows: list[tuple[int, ...]] = [(row,) for row in range(len(values))]
         self._batches: dict[int, Mapping[int, Sequence[int]]] = {}
 
@@ -61,17 +60,15 @@ class ColocationGroups:
         return ColocationGroup(self._rows[place], self.values[place], int(self.stays_at[place]), batches)
 
     def rows(self, place: int) -> tuple[int, ...]:
-        """The jobs of one party; none, where they have joined another."""
         return self._rows[place]
 
-    def put(self, place: int, other: int, party: ColocationGroup) -> None:
-        """Let a party of several take the place of one, and leave that of another empty."""
-        self._rows[place], self._rows[other] = party.rows, ()
-        self.values[place], self.stays_at[place] = party.values, party.stays_at
-        self._batches[place] = party.batches
+    def put(self, place: int, other: int, group: ColocationGroup) -> None:
+        """Replace one group by a larger one, and empty the other that joined it."""
+        self._rows[place], self._rows[other] = group.rows, ()
+        self.values[place], self.stays_at[place] = group.values, group.stays_at
+        self._batches[place] = group.batches
 
     def without_empty(self) -> ColocationGroups:
-        """Those that have somebody."""
         filled = [place for place, rows in enumerate(self._rows) if rows]
         if len(filled) == len(self._rows):
             return self
@@ -92,40 +89,40 @@ def form_groups(
     most: int,
     known: EstimateCache,
 ) -> ColocationGroups:
-    """Parties of up to `most` jobs. `values` are of moving somewhere alone, `stays` of staying where a job is."""
-    company = _companies(view, menu)
-    parties = _alone(menu, values, stays, company)
-    if most < 2 or isinstance(view.estimates, KnowsGoodput):
-        return parties
+    """Form groups of up to `most` jobs. `values` are those of moving alone, `stays` those of staying."""
+    sharers = _sharers(view, menu)
+    groups = _alone(menu, values, stays, sharers)
+    if most < 2 or view.estimates.tunes_batches:
+        return groups
     costs = menu.needs @ prices
     is_wanted = np.asarray(values.any(axis=1)).tolist()
     able = np.array([row for row, job in enumerate(menu.jobs) if is_wanted[row] and not job.spec.exact], np.intp)
-    dearest = (values / menu.needs.sum(axis=1)).max(axis=1)
-    looked_at: list[int] = able[np.argsort(-dearest[able], kind="stable")][:_MOST].tolist()
+    bids = (values / menu.needs.sum(axis=1)).max(axis=1)
+    considered: list[int] = able[np.argsort(-bids[able], kind="stable")][:_MOST].tolist()
     table = _Table(view, menu, worths, known)
     for size in range(2, most + 1):
         found: list[tuple[float, int, int, ColocationGroup]] = []
-        surplus = {row: _surplus(parties.values[row], costs) for row in looked_at}
-        for a, b in table.promising(looked_at):
-            rows = tuple(sorted(parties.rows(a) + parties.rows(b)))
+        surplus = {row: _surplus(groups.values[row], costs) for row in considered}
+        for a, b in table.promising(considered):
+            rows = tuple(sorted(groups.rows(a) + groups.rows(b)))
             joint = table.joint(rows) if len(rows) <= size else None
             if joint is None:
                 continue
-            party = _together(menu, rows, *joint, company)
-            gain = _surplus(party.values, costs) - surplus[a] - surplus[b]
+            group = _together(menu, rows, *joint, sharers)
+            gain = _surplus(group.values, costs) - surplus[a] - surplus[b]
             if gain > _LITTLE * surplus[a]:
-                found.append((gain, a, b, party))
-        for _, a, b, party in sorted(found, key=lambda pair: (-pair[0], pair[1], pair[2])):
-            here, there = parties.rows(a), parties.rows(b)
-            if here and there and len(here) + len(there) == len(party.rows):
-                parties.put(a, b, party)
-        looked_at = [row for row in looked_at if parties.rows(row)]
-    return parties.without_empty()
+                found.append((gain, a, b, group))
+        for _, a, b, group in sorted(found, key=lambda pair: (-pair[0], pair[1], pair[2])):
+            here, there = groups.rows(a), groups.rows(b)
+            if here and there and len(here) + len(there) == len(group.rows):
+                groups.put(a, b, group)
+        considered = [row for row in considered if groups.rows(row)]
+    return groups.without_empty()
 
 
-def _alone(menu: Menu, values: Floats, stays: Floats, company: Mapping[int, set[int]]) -> ColocationGroups:
-    """A party for every job; where it is alone already, staying counts for what it saves."""
-    here = np.array([row for row, beside in company.items() if len(beside) == 1], np.intp)
+def _alone(menu: Menu, values: Floats, stays: Floats, sharers: Mapping[int, set[int]]) -> ColocationGroups:
+    """One group per job; one that holds its devices alone is valued at staying where it is."""
+    here = np.array([row for row, beside in sharers.items() if len(beside) == 1], np.intp)
     here = here[stays[here] >= values[here, menu.held[here]]]
     paid, columns = values.copy(), np.full(len(values), NONE)
     paid[here, menu.held[here]] = stays[here]
@@ -138,10 +135,10 @@ def _together(
     rows: tuple[int, ...],
     values: Floats,
     batches: Mapping[int, Sequence[int]],
-    company: Mapping[int, set[int]],
+    sharers: Mapping[int, set[int]],
 ) -> ColocationGroup:
-    """A party of several; if it is together already, staying counts a little more."""
-    if menu.held[rows[0]] == NONE or any(company.get(row) != set(rows) for row in rows):
+    """A group of several jobs, with a small bonus if they share devices already."""
+    if menu.held[rows[0]] == NONE or any(sharers.get(row) != set(rows) for row in rows):
         return ColocationGroup(rows, values, batches=batches)
     column = int(menu.held[rows[0]])
     values = values.copy()
@@ -150,7 +147,7 @@ def _together(
 
 
 class _Table:
-    """What is left of rates beside others, asked once for jobs that are alike."""
+    """Rates beside other jobs, relative to alone, queried once for jobs of equal traits."""
 
     def __init__(self, view: Snapshot, menu: Menu, worths: Floats, known: EstimateCache) -> None:
         self._view = view
@@ -160,10 +157,10 @@ class _Table:
         self._likes: dict[int, Likes] = {}  # by row
         self._columns: dict[int, list[tuple[Kind, int]]] = {}
 
-    def promising(self, looked_at: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Pairs of rows of which each keeps so much of its rate that the two together are more than one."""
+    def promising(self, considered: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Pairs of rows whose relative rates together exceed one."""
         alike: dict[Likes, list[int]] = {}
-        for row in looked_at:
+        for row in considered:
             alike.setdefault(self._like(row), []).append(row)
         for (like, rows), (other, others) in combinations_with_replacement(alike.items(), 2):
             if like[3] != other[3] or (like == other and len(rows) == 1):
@@ -176,9 +173,9 @@ class _Table:
                     break
 
     def joint(self, rows: Sequence[int]) -> tuple[Floats, dict[int, Sequence[int]]] | None:
-        """What jobs together would pay for each offer of their width, and their batches there; None: they fit nowhere.
+        """Value of each offer of their size to jobs together, and their batch sizes there; None: they fit nowhere.
 
-        A batch that is tuned is the best alone, halved until memory fits.
+        A tuned batch size is the best alone, halved until memory fits.
         """
         menu = self._menu
         values = np.zeros(len(menu.offers))
@@ -200,7 +197,7 @@ class _Table:
         return found
 
     def _batches(self, rows: Sequence[int], kind: Kind, column: int) -> list[int] | None:
-        """Batch sizes with which jobs fit on one device, 0 where a job has its own; None where nothing fits."""
+        """Batch sizes with which jobs fit on one device, 0 for a job's own; None if nothing fits."""
         specs = [self._menu.jobs[row].spec for row in rows]
         batches = [int(self._menu.batches[row, column]) for row in rows]
         there = self._view.cluster.least_memory.get(kind, 0)
@@ -217,10 +214,7 @@ class _Table:
         return batches
 
     def _memory(self, spec: JobSpec, batch: int) -> float:
-        estimates = self._view.estimates
-        if batch and isinstance(estimates, KnowsBatches):
-            return _MARGIN * estimates.memory(spec, batch)
-        return spec.memory_bytes
+        return _MARGIN * self._view.estimates.memory(spec, batch) if batch else spec.memory_bytes
 
     def _offers(self, width: int) -> list[tuple[Kind, int]]:
         found = self._columns.get(width)
@@ -233,7 +227,7 @@ class _Table:
         return found
 
     def _ratios_of(self, rows: Sequence[int], kind: Kind, column: int, batches: Sequence[int]) -> list[float]:
-        """Rate of each beside the others over its rate alone with the best batch."""
+        """Each job's rate beside the others over its best rate alone."""
         return [self._ratio(place, rows, kind, column, batches) for place in range(len(rows))]
 
     def _ratio(self, place: int, rows: Sequence[int], kind: Kind, column: int, batches: Sequence[int]) -> float:
@@ -255,7 +249,7 @@ class _Table:
 
 
 def _likes(job: Job) -> Likes:
-    """Jobs that are alike in this slow each other down alike."""
+    """Traits by which jobs slow each other down."""
     spec = job.spec
     return (spec.model, spec.batch_size, spec.devices, spec.narrowest)
 
@@ -264,10 +258,10 @@ def _surplus(values: Floats, costs: Floats) -> float:
     return max(0.0, float(np.max(values - costs)))
 
 
-def _companies(view: Snapshot, menu: Menu) -> dict[int, set[int]]:
-    """By row of a job that holds something: the rows of all jobs on its devices, its own included.
+def _sharers(view: Snapshot, menu: Menu) -> dict[int, set[int]]:
+    """For each running job's row: the rows of all jobs on its devices, including itself.
 
-    Those are left out who share only some of their devices.
+    Jobs that share only some of their devices are left out.
     """
     occupancy = view.occupancy
     holds = np.flatnonzero(menu.held != NONE).tolist()

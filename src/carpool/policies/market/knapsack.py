@@ -1,9 +1,8 @@
 """Multiple-choice knapsack: one option per job, maximum total value within the devices of each type.
 
-A multiple-choice knapsack in as many dimensions as there are kinds. What everybody would take at the clearing prices
-is right for all but those at the margin. It is filled up by value per price; then the jobs nearest to the margin, as
-many as an exact solution can be afforded for, are dealt again by dynamic programming. Small markets are exact as a
-whole.
+The knapsack has one dimension per device type. What each job prefers at the clearing prices is right except near the
+margin. The rest is filled by value per price; then the jobs nearest to the margin, as many as time allows, are assigned
+again by exact dynamic programming. Small markets are solved exactly as a whole.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-InputPlan = NDArray[np.intp]  # [job]: its option, or NONE
+Choices = NDArray[np.intp]  # [job]: its option, or NONE
 
 NONE = -1
-_STEPS = 1_500_000  # elementary steps of the exact part
+_STEPS = 1_500_000  # budget of the exact part
 _PASSES = 6  # of filling up
-_TINY = 1e-12  # a price above none
+_TINY = 1e-12  # least price
 
 
-def solve_knapsack(values: Floats, needs: Floats, supply: Floats, prices: Floats) -> InputPlan:
-    """The option of each job; `values` [job, option] are 0 where the job cannot have it, `needs` are whole numbers."""
+def solve_knapsack(values: Floats, needs: Floats, supply: Floats, prices: Floats) -> Choices:
+    """The option of each job; `values` [job, option] are 0 where impossible, `needs` [option, kind] are integers."""
     costs = needs @ prices
     surplus = np.where(values > 0.0, values - costs, -np.inf)
     choice, gaps = _at_prices(surplus)
@@ -39,8 +38,8 @@ def solve_knapsack(values: Floats, needs: Floats, supply: Floats, prices: Floats
     return choice
 
 
-def exact(values: Floats, needs: Floats, supply: Floats) -> InputPlan:
-    """The best deal of all, by dynamic programming over what is left of every kind."""
+def exact(values: Floats, needs: Floats, supply: Floats) -> Choices:
+    """The optimal assignment, by dynamic programming over the remaining devices of each type."""
     able = _contenders(values, needs, supply)
     if len(able) < len(values):
         picked = np.full(len(values), NONE, np.intp)
@@ -76,11 +75,10 @@ def exact(values: Floats, needs: Floats, supply: Floats) -> InputPlan:
     return picked
 
 
-def _contenders(values: Floats, needs: Floats, supply: Floats) -> InputPlan:
-    """The jobs that can be in the best deal: those who pay most for some option, as many as can be served at all.
+def _contenders(values: Floats, needs: Floats, supply: Floats) -> Choices:
+    """Jobs that can be in the optimal assignment: for each option the highest bidders, as many as can run at all.
 
-    A job that takes an option for which so many others would pay more can be replaced by one of them that has nothing.
-    Among equals the first ones count.
+    Any other job can be replaced by a higher bidder that has nothing. Ties go to the first.
     """
     most = int(supply.sum() // needs.sum(axis=1).min(initial=np.inf))
     if len(values) <= 2 * most * len(needs):
@@ -89,8 +87,8 @@ def _contenders(values: Floats, needs: Floats, supply: Floats) -> InputPlan:
     return np.unique(order)
 
 
-def _at_prices(surplus: Floats) -> tuple[InputPlan, Floats]:
-    """What each job takes at the prices, and by how much it prefers that to its second choice."""
+def _at_prices(surplus: Floats) -> tuple[Choices, Floats]:
+    """Each job's preferred option at the prices, and its lead over the second choice."""
     jobs = np.arange(len(surplus))
     with_none = np.concatenate([surplus, np.zeros((len(surplus), 1))], axis=1)
     choice = with_none.argmax(axis=1)
@@ -100,8 +98,8 @@ def _at_prices(surplus: Floats) -> tuple[InputPlan, Floats]:
     return np.where(choice == surplus.shape[1], NONE, choice).astype(np.intp), gaps
 
 
-def _fit(choice: InputPlan, surplus: Floats, needs: Floats, supply: Floats) -> Floats:
-    """Let those who lose least by it take something else than what there is not enough of; what is left."""
+def _fit(choice: Choices, surplus: Floats, needs: Floats, supply: Floats) -> Floats:
+    """Move jobs off overbooked device types, those that lose least first; returns the remaining devices."""
     jobs = np.flatnonzero(choice != NONE)
     left = supply - needs[choice[jobs]].sum(axis=0)
     if (left >= 0.0).all():
@@ -129,8 +127,8 @@ def _fit(choice: InputPlan, surplus: Floats, needs: Floats, supply: Floats) -> F
     return np.array(room)
 
 
-def _fill(choice: InputPlan, left: Floats, values: Floats, needs: Floats, prices: Floats) -> None:
-    """Give what is left to whom it is worth most for its price, one step for each job in every pass."""
+def _fill(choice: Choices, left: Floats, values: Floats, needs: Floats, prices: Floats) -> None:
+    """Assign remaining devices where value per price is highest, one step per job in every pass."""
     jobs = np.arange(len(choice))
     costs = needs @ np.maximum(prices, prices.max(initial=0.0) * 1e-3 + _TINY)
     for _ in range(_PASSES):
@@ -160,8 +158,8 @@ def _fill(choice: InputPlan, left: Floats, values: Floats, needs: Floats, prices
             return
 
 
-def _core(gaps: Floats, values: Floats, needs: Floats, supply: Floats) -> InputPlan:
-    """The jobs nearest to the margin, as many as an exact solution can be afforded for."""
+def _core(gaps: Floats, values: Floats, needs: Floats, supply: Floats) -> Choices:
+    """The jobs nearest to the margin, as many as the exact solution can afford."""
     order = np.argsort(gaps, kind="stable")
     num = len(order)
     options = max(1, int(np.count_nonzero(values, axis=1).max(initial=0)))

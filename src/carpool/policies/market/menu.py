@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster, Placement
-from carpool.policies.estimator_queries import KnowsGoodput, placed_on, similarity_keys, worth_of_step
+from carpool.policies.estimator_queries import placed_on, worth_of_step
 from carpool.policies.iadeep.batch_tuning import best_alone, best_step, tunes_by_steps
 from carpool.policies.market.knapsack import NONE, Floats
 from carpool.policies.market.policy_memory import Batches, EstimateCache, Held, Offer, Row
 from carpool.policies.market.prices import Places
 
-_FEW = 16  # devices in all, up to which jobs may also span unlike kinds
-_FINE = 12  # every number of devices up to this is an option, above it steps of an eighth
+_FEW = 16  # devices in the cluster up to which jobs may also span device types
+_FINE = 12  # up to this every device count is an option, above it steps of an eighth
 
 
 class OptionRate(NamedTuple):
-    """Rate and batch size of an option, and whether they are known or only believed."""
+    """Rate and batch size of an option, and whether they are certain."""
 
     rate: float
     batch_size: int = 0  # 0: the job's own
@@ -34,7 +34,7 @@ class OptionRate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """Jobs in rows, offers in columns."""
+    """Options of all jobs: jobs in rows, offers in columns."""
 
     jobs: Sequence[Job]
     offers: Sequence[Offer]
@@ -43,39 +43,38 @@ class Menu:
     needs: Floats  # [offer, kind]
     rates: Floats  # [job, offer]
     batches: Batches  # [job, offer]: the best there, 0: the job's own
-    is_sure: NDArray[np.bool_]  # [job]: whether its rates are known and not only believed
-    held: NDArray[np.intp]  # [job]: the offer that has the shape of what it holds, or NONE
-    stay_rates: Floats  # [job]: rate where it is
+    is_sure: NDArray[np.bool_]  # [job]: whether all its rates are certain
+    held: NDArray[np.intp]  # [job]: the offer it holds, or NONE
+    stay_rates: Floats  # [job]: its rate on the devices it holds
 
     def is_tight(self, allocation: Allocation, shape: Offer) -> bool:
-        """Whether an allocation is on as few nodes as its numbers allow."""
         return _is_tight(self.cluster, allocation, shape)
 
 
 class GrowthLimits(NamedTuple):
-    """How far jobs are let go while rates are only believed."""
+    """Limits on changes while rates are estimates."""
 
-    growth: int  # times the devices, or the batch, that a job has tried
-    trust: float  # times better than what a job has another batch must be
-    tunes: bool  # whether batch sizes are chosen too
+    growth: int  # factor on the devices, or the batch size, that a job has tried
+    trust: float  # factor by which another batch size must be better
+    tunes: bool  # whether to choose batch sizes
 
 
 def build_menu(
-    view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], caution: GrowthLimits, known: EstimateCache
+    view: Snapshot, jobs: Sequence[Job], tried: dict[JobId, int], limits: GrowthLimits, known: EstimateCache
 ) -> Menu:
-    """The menu of all jobs. While rates are only believed, a job gets at most `growth` times what it has tried.
+    """Build the menu of all jobs. While rates are estimates, a job gets at most `growth` times what it has tried.
 
-    Of one that has never run nothing is known but what it declares: it gets no more than an equal share.
+    A job that has never run gets at most an equal share.
     """
-    likes = similarity_keys(view.estimates, [job.spec for job in jobs])
-    seats = _seats(view, jobs, likes, known)
-    supply = np.array([float(count) for count in _there_is(view)])
+    likes = [view.estimates.similarity_key(job.spec) for job in jobs]
+    holdings = _holdings(view, jobs, likes, known)
+    supply = np.array([float(view.occupancy.usable_devices[kind]) for kind in view.cluster.kinds])
     of, examples = _alike(jobs, likes, known)
     ranges = {(job.spec.narrowest, job.spec.widest) for job in examples.values()}
-    offers = _offers(ranges, view.cluster.kinds, supply, [seat.shape for seat in seats if seat is not None])
+    offers = _offers(ranges, view.cluster.kinds, supply, [holding.shape for holding in holdings if holding is not None])
     places = {offer: place for place, offer in enumerate(offers)}
-    held = np.array([NONE if seat is None else places[seat.shape] for seat in seats], np.intp)
-    rows = _rows(view, examples, offers, caution, known)
+    held = np.array([NONE if holding is None else places[holding.shape] for holding in holdings], np.intp)
+    rows = _rows(view, examples, offers, limits, known)
     rates = np.array([row.rates for row in rows])[of]
     menu = Menu(
         jobs,
@@ -90,17 +89,17 @@ def build_menu(
         stay_rates=np.zeros(len(jobs)),
     )
     narrowest = np.array([job.spec.narrowest for job in examples.values()])[of]
-    _hold_back(menu, np.array([row.is_guess for row in rows])[of], narrowest, tried, caution.growth)
+    _hold_back(menu, np.array([row.is_guess for row in rows])[of], narrowest, tried, limits.growth)
     runs = np.flatnonzero(held != NONE)
     menu.stay_rates[runs] = rates[runs, held[runs]]
     for row in runs.tolist():
-        if (seat := seats[row]) is not None and seat.rate_apart is not None:
-            menu.stay_rates[row] = seat.rate_apart
+        if (holding := holdings[row]) is not None and holding.spread_rate is not None:
+            menu.stay_rates[row] = holding.spread_rate
     return menu
 
 
 def shape_of(cluster: Cluster, allocation: Allocation) -> Offer:
-    """The kinds and numbers of an allocation."""
+    """Device types and counts of an allocation."""
     if len(allocation.shares) == 1:
         run = allocation.shares[0].devices
         bank = cluster.bank_of(run.start)
@@ -113,8 +112,8 @@ def shape_of(cluster: Cluster, allocation: Allocation) -> Offer:
 
 
 def rate_when_spread(view: Snapshot, job: Job, offer: Offer) -> OptionRate:
-    """What is believed of devices that have to be on more nodes than they need."""
-    if isinstance(view.estimates, KnowsGoodput):
+    """The estimated rate on devices spread over more nodes than necessary."""
+    if view.estimates.tunes_batches:
         ((rate, batch),) = view.estimates.goodputs(job.spec, [offer.width], [offer.width > 1])
         return OptionRate(rate, batch, is_sure=False)
     tight = _tight(view.cluster, offer).groups
@@ -124,31 +123,33 @@ def rate_when_spread(view: Snapshot, job: Job, offer: Offer) -> OptionRate:
 
 
 # --------------------------------------------------------------------------------------------------------- pieces
-def _seats(view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache) -> list[Held | None]:
-    """Of jobs that hold something, what; only what has changed is looked at."""
-    before = known.seats
-    known.seats = now = {}
+def _holdings(
+    view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache
+) -> list[Held | None]:
+    """What each running job holds, cached between plans."""
+    before = known.holdings
+    known.holdings = now = {}
     found: list[Held | None] = []
     for job, like in zip(jobs, likes, strict=True):
         if job.desired is None:
             found.append(None)
             continue
-        seat = before.get(job.spec.id)
-        if seat is None or seat.allocation is not job.desired or seat.like != like:
-            seat = _seat(view, job, job.desired, like)
-        found.append(seat)
-        now[job.spec.id] = seat
+        holding = before.get(job.spec.id)
+        if holding is None or holding.allocation is not job.desired or holding.like != like:
+            holding = _holding(view, job, job.desired, like)
+        found.append(holding)
+        now[job.spec.id] = holding
     return found
 
 
-def _seat(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Held:
+def _holding(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Held:
     shape = shape_of(view.cluster, held)
     tight = len(held.shares) == 1 or _is_tight(view.cluster, held, shape)
     return Held(held, like, shape, None if tight else rate_when_spread(view, job, shape).rate)
 
 
 def _alike(jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache) -> tuple[Places, dict[Hashable, Job]]:
-    """Which of unlike jobs each one is like in all that matters for its row; and those, by what that is."""
+    """The index of each job among jobs with distinct rows, and those jobs by key."""
     places: dict[Hashable, int] = {}
     examples: dict[Hashable, Job] = {}
     found: list[int] = []
@@ -171,22 +172,22 @@ def _alike(jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache)
 
 
 def _rows(
-    view: Snapshot, examples: dict[Hashable, Job], offers: list[Offer], caution: GrowthLimits, known: EstimateCache
+    view: Snapshot, examples: dict[Hashable, Job], offers: list[Offer], limits: GrowthLimits, known: EstimateCache
 ) -> Sequence[Row]:
-    """What is believed of unlike jobs; only what has changed is asked."""
+    """Estimates for jobs with distinct rows, cached between plans."""
     before = known.rows if offers == known.offers else {}
     known.offers = offers
-    asker = _Asker(view, offers, caution)
-    known.rows = {key: before.get(key) or asker.row(job) for key, job in examples.items()}
+    query = _RateQuery(view, offers, limits)
+    known.rows = {key: before.get(key) or query.row(job) for key, job in examples.items()}
     return list(known.rows.values())
 
 
 def _hold_back(
     menu: Menu, is_guess: NDArray[np.bool_], narrowest: Places, tried: dict[JobId, int], growth: int
 ) -> None:
-    """Strike out what jobs whose rates are only believed may not have yet; `is_guess` [job, offer], `narrowest` [job].
+    """Remove options that jobs with estimated rates may not have yet.
 
-    Rows of those that are sure have no guesses.
+    `is_guess` is [job, offer], `narrowest` [job]; rows of certain jobs have no guesses.
     """
     if menu.is_sure.all():
         return
@@ -211,30 +212,29 @@ def _needs(offers: Sequence[Offer], kinds: Sequence[Kind]) -> Floats:
     return needs
 
 
-class _Asker:
-    """What the estimator believes of offers on as few nodes as possible, each with the best batch if that is tuned.
+class _RateQuery:
+    """Queries estimates for offers on as few nodes as possible, each with the best batch size if tuned.
 
-    What is the same for all jobs is found once: a plan may ask for thousands.
+    Caches what is the same for all jobs, since a plan may query thousands.
     """
 
-    def __init__(self, view: Snapshot, offers: Sequence[Offer], caution: GrowthLimits) -> None:
+    def __init__(self, view: Snapshot, offers: Sequence[Offer], limits: GrowthLimits) -> None:
         self._view = view
         self._offers = offers
-        self._caution = caution
+        self._caution = limits
         self._places = [_tight(view.cluster, offer) for offer in offers]
-        self._goodputs = view.estimates if isinstance(view.estimates, KnowsGoodput) and caution.tunes else None
+        self._asks_goodputs = view.estimates.tunes_batches and limits.tunes
         self._able: dict[tuple[object, ...], list[int]] = {}
 
     def row(self, job: Job) -> Row:
-        """Ask for one job."""
         able = self._able_for(job)
         rates, batches = np.zeros(len(self._offers)), np.zeros(len(self._offers), np.int64)
         is_guess = np.zeros(len(self._offers), np.bool_)
-        answers = self._ask(job, able) if self._goodputs is None else self._ask_goodputs(self._goodputs, job, able)
+        answers = self._ask_goodputs(job, able) if self._asks_goodputs else self._ask(job, able)
         if not answers:
             return Row(rates, batches, is_guess, is_sure=True)
-        told, chosen, sure = zip(*answers, strict=True)
-        rates[able] = told
+        found, chosen, sure = zip(*answers, strict=True)
+        rates[able] = found
         if any(chosen):
             batches[able] = chosen
         is_sure = all(sure)
@@ -243,7 +243,7 @@ class _Asker:
         return Row(rates, batches, is_guess, is_sure)
 
     def _able_for(self, job: Job) -> list[int]:
-        """Offers of a width and of kinds that the job may have."""
+        """Offers of a size and device types that the job may use."""
         spec, allowed = job.spec, self._view.kinds_for(job)
         key = (spec.narrowest, spec.widest, *allowed)
         if key not in self._able:
@@ -254,12 +254,12 @@ class _Asker:
             ]
         return self._able[key]
 
-    def _ask_goodputs(self, estimates: KnowsGoodput, job: Job, able: Sequence[int]) -> Sequence[OptionRate]:
-        """From an estimator that tunes batches itself."""
+    def _ask_goodputs(self, job: Job, able: Sequence[int]) -> Sequence[OptionRate]:
+        """Query an estimator that tunes batch sizes itself."""
         offers, size = [self._offers[place] for place in able], self._view.cluster.node_size
         alike = [offer for offer in offers if len(offer.groups) == 1]
         several = [offer.width > size[offer.groups[0][0]] for offer in alike]
-        found = estimates.goodputs(job.spec, [offer.width for offer in alike], several)
+        found = self._view.estimates.goodputs(job.spec, [offer.width for offer in alike], several)
         known = {
             offer: OptionRate(rate, batch, is_sure=False) for offer, (rate, batch) in zip(alike, found, strict=True)
         }
@@ -279,11 +279,11 @@ class _Asker:
         return answers
 
 
-def _batch(view: Snapshot, job: Job, offer: Offer, place: Placement, caution: GrowthLimits) -> int:
-    """The best batch for an offer, from what is known of batches; 0: the job's own."""
+def _batch(view: Snapshot, job: Job, offer: Offer, place: Placement, limits: GrowthLimits) -> int:
+    """The best batch size for an offer; 0: the job's own."""
     capacity = min([view.cluster.least_memory.get(kind, 0) for kind, _ in offer.groups])
     if tunes_by_steps(view.estimates, job):
-        return best_step(view.estimates, job, place, capacity, growth=caution.growth, trust=caution.trust)
+        return best_step(view.estimates, job, place, capacity, growth=limits.growth, trust=limits.trust)
     return best_alone(view.estimates, job, offer.groups[0][0], capacity) if offer.width == 1 else 0
 
 
@@ -298,16 +298,10 @@ def _tight(cluster: Cluster, offer: Offer) -> Placement:
     return Placement(tuple(sorted([part for group in offer.groups for part in placed_on(cluster, *group).groups])))
 
 
-def _there_is(view: Snapshot) -> list[int]:
-    """Devices of each kind that are to be had."""
-    there = view.occupancy.there
-    return [there[kind] for kind in view.cluster.kinds]
-
-
 def _offers(
     ranges: set[tuple[int, int]], kinds: Sequence[Kind], supply: Floats, shapes: Iterable[Offer]
 ) -> list[Offer]:
-    """Every option that some job could use, and those that somebody has."""
+    """All device counts and types that some job could use, and those that jobs hold."""
     found: dict[Offer, None] = {}
     for kind, there in zip(kinds, supply, strict=True):
         counts: set[int] = set()
@@ -325,7 +319,7 @@ def _offers(
 
 
 def _ladder(low: int, high: int) -> set[int]:
-    """Numbers of devices between two, all of them while they are few, then in steps of an eighth, and the ends."""
+    """Device counts between two numbers: all small ones, then steps of an eighth, and both ends."""
     if high < low:
         return set()
     counts = {low, high}

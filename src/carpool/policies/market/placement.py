@@ -9,71 +9,70 @@ import numpy as np
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Job, Share
 from carpool.core.placement import Runs, consolidated, emptiest, merge_runs, pooled
-from carpool.policies.estimator_queries import own_batch
 from carpool.policies.market.colocation_groups import ColocationGroup, ColocationGroups
-from carpool.policies.market.knapsack import NONE, InputPlan
+from carpool.policies.market.knapsack import NONE, Choices
 from carpool.policies.market.menu import Menu, rate_when_spread, shape_of
 from carpool.policies.market.policy_memory import Offer
 
 
-def place_all(draft: Draft, menu: Menu, parties: ColocationGroups, choice: InputPlan) -> None:
-    """Let every party have the offer chosen for it, or the best that can be had instead."""
+def place_all(draft: Draft, menu: Menu, groups: ColocationGroups, choice: Choices) -> None:
+    """Place every group on the offer chosen for it, else on the best one that fits."""
     movers: list[tuple[int, int]] = []
-    stays = choice == parties.stays_at
-    for place in np.flatnonzero(~stays | (choice != NONE)).tolist():  # who waits and goes on waiting is left out
+    stays = choice == groups.stays_at
+    for place in np.flatnonzero(~stays | (choice != NONE)).tolist():  # skips jobs that keep waiting
         if stays[place]:
-            _tune(draft, menu, parties.rows(place))
+            _tune(draft, menu, groups.rows(place))
             continue
-        for row in parties.rows(place):
+        for row in groups.rows(place):
             draft.release(menu.jobs[row])
         if choice[place] != NONE:
             movers.append((place, int(choice[place])))
-    movers.sort(key=lambda mover: (-menu.offers[mover[1]].width, -parties.values[mover], mover[0]))
+    movers.sort(key=lambda mover: (-menu.offers[mover[1]].width, -groups.values[mover], mover[0]))
     for place, option in movers:
-        _place_or_next_best(draft, menu, parties[place], option)
+        _place_or_next_best(draft, menu, groups[place], option)
 
 
-def _place_or_next_best(draft: Draft, menu: Menu, party: ColocationGroup, wanted: int) -> None:
-    """Seat a party as wanted, on as few nodes as possible; else the best of what is left."""
-    if _place_group(draft, menu, party, wanted, apart=False):
+def _place_or_next_best(draft: Draft, menu: Menu, group: ColocationGroup, wanted: int) -> None:
+    """Place a group on its offer on as few nodes as possible, else on the best offer that fits."""
+    if _place_group(draft, menu, group, wanted, apart=False):
         return
-    free, offers, values = draft.occupancy.free_devices, menu.offers, party.values
+    free, offers, values = draft.occupancy.free_devices, menu.offers, group.values
     able: list[int] = np.flatnonzero(values > 0.0).tolist()
     fits = [option for option in able if all(free.get(kind, 0) >= count for kind, count in offers[option].groups)]
     for option in sorted(fits, key=lambda option: -values[option]):
-        slower = _rate_apart(draft, menu, party, option)
+        slower = _spread_ratio(draft, menu, group, option)
         smaller = max([values[other] for other in fits if offers[other].width < offers[option].width], default=0.0)
         apart = values[option] * slower >= smaller
-        if _place_group(draft, menu, party, option, apart=apart) or (
-            apart and _place_group(draft, menu, party, option, apart=False)
+        if _place_group(draft, menu, group, option, apart=apart) or (
+            apart and _place_group(draft, menu, group, option, apart=False)
         ):
             return
 
 
-def _rate_apart(draft: Draft, menu: Menu, party: ColocationGroup, option: int) -> float:
-    """Which part of its rate a party keeps when it has to be on more nodes than it needs."""
-    row = party.rows[0]
+def _spread_ratio(draft: Draft, menu: Menu, group: ColocationGroup, option: int) -> float:
+    """The part of its rate a group keeps on more nodes than necessary."""
+    row = group.rows[0]
     return float(rate_when_spread(draft.view, menu.jobs[row], menu.offers[option]).rate / menu.rates[row, option])
 
 
-def _place_group(draft: Draft, menu: Menu, party: ColocationGroup, option: int, *, apart: bool) -> bool:
-    """Give the devices of an offer to all of a party; False, with nothing changed, if they cannot be had so."""
-    first = max(party.rows, key=lambda row: menu.held[row] == option)
+def _place_group(draft: Draft, menu: Menu, group: ColocationGroup, option: int, *, apart: bool) -> bool:
+    """Assign the devices of an offer to all jobs of a group; False, with nothing changed, if they are not free."""
+    first = max(group.rows, key=lambda row: menu.held[row] == option)
     job, offer = menu.jobs[first], menu.offers[option]
     runs = _find(draft, job, offer, apart=apart)
     if runs is None:
         return False
-    batches = party.batches.get(option) or [int(menu.batches[row, option]) for row in party.rows]
-    for row, batch in zip(party.rows, batches, strict=True):
+    batches = group.batches.get(option) or [int(menu.batches[row, option]) for row in group.rows]
+    for row, batch in zip(group.rows, batches, strict=True):
         member = menu.jobs[row]
-        fraction = member.lane[0] if member.lane else party.fraction
+        fraction = member.lane[0] if member.lane else group.fraction
         draft.assign(member, Allocation(tuple([Share(run, fraction) for run in runs]), batch))
-    _tune(draft, menu, party.rows)
+    _tune(draft, menu, group.rows)
     return True
 
 
 def _tune(draft: Draft, menu: Menu, rows: Sequence[int]) -> None:
-    """Give a job by itself the batch size that is best where it sits, if its batch may be tuned."""
+    """Give a job without neighbours the best batch size for its devices, if it may be tuned."""
     if len(rows) > 1:
         return
     row = rows[0]
@@ -81,7 +80,7 @@ def _tune(draft: Draft, menu: Menu, rows: Sequence[int]) -> None:
     held = draft.holding(job)
     if held is None or not (held.batch_size or job.spec.batch_range):
         return
-    has = held.batch_size or own_batch(draft.view.estimates, job.spec)
+    has = held.batch_size or draft.view.estimates.own_batch(job.spec)
     shape = shape_of(menu.cluster, held)
     if menu.is_tight(held, shape):
         batch = int(menu.batches[row, menu.offers.index(shape)])
@@ -92,7 +91,7 @@ def _tune(draft: Draft, menu: Menu, rows: Sequence[int]) -> None:
 
 
 def _find(draft: Draft, job: Job, offer: Offer, *, apart: bool) -> Runs | None:
-    """Free devices: where the job was, on one node, or, if it may be, on several."""
+    """Free devices: where the job was, on one node, or, if `apart`, on several."""
     free = draft.occupancy
     if any(free.free_devices.get(kind, 0) < count for kind, count in offer.groups):
         return None
@@ -104,7 +103,7 @@ def _find(draft: Draft, job: Job, offer: Offer, *, apart: bool) -> Runs | None:
 
 
 def _near(draft: Draft, job: Job, offer: Offer) -> Runs | None:
-    """On the node where the job has most devices now, its own ones first, if that node has room for all."""
+    """Devices of the node where the job holds most, its own first, if that node has enough."""
     held, cluster = job.desired, draft.view.cluster
     kind, count = offer.groups[0]
     if held is None or count > cluster.node_size[kind]:

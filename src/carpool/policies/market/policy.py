@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.estimates import Estimator
-from carpool.core.model import Job, JobSpec
+from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups
-from carpool.policies.market.knapsack import NONE, InputPlan, solve_knapsack
+from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
 from carpool.policies.market.menu import GrowthLimits, Menu, build_menu, shape_of
 from carpool.policies.market.placement import place_all
 from carpool.policies.market.policy_memory import EstimateCache, Offer, PolicyMemory
@@ -24,85 +22,96 @@ from carpool.policies.market.prices import Floats, Market, ends, relative_prices
 from carpool.policies.registry import register
 
 
-@runtime_checkable
-class KnowsMoves(Protocol):
-    """An estimator that can also tell what a move costs."""
+class Quote(NamedTuple):
+    """A menu with its prices."""
 
-    def move_s(self, spec: JobSpec) -> float | None:
-        """Seconds of standstill for every change of devices; None while nothing is known of them."""
-        ...
-
-
-def moves_s(estimates: Estimator, jobs: Sequence[Job], otherwise: float) -> NDArray[np.float64]:
-    """What the estimator says of the moves of each job that holds something, else a guess."""
-    if not isinstance(estimates, KnowsMoves):
-        return np.full(len(jobs), otherwise)
-    told = [None if job.desired is None else estimates.move_s(job.spec) for job in jobs]
-    return np.array([otherwise if seconds is None else seconds for seconds in told])
+    menu: Menu
+    market: Market
+    prices: Floats  # [kind]
+    worths: Floats  # [job]: λ
 
 
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_NAMED = 3  # jobs that an explanation names
+_LEAST_PRICE = 1e-4  # below, a price is shown as 0
 
 
-def join_words(menu: Menu, prices: Floats) -> str:
-    """Such as ``0.04 for a V100 and 0.01 for a K80``."""
-    return " and ".join(
-        [f"{format_price(price)} for a {kind}" for kind, price in zip(menu.cluster.kinds, prices, strict=True)]
-    )
+def explain_job(quote: Quote, job: Job) -> str:
+    """Why a job holds what it holds, or waits, at the current prices."""
+    menu = quote.menu
+    row = next(row for row, other in enumerate(menu.jobs) if other.id == job.id)
+    if job.desired is None:
+        return _explain_waiting(quote, row)
+    words = _explain_holding(quote, row, shape_of(menu.cluster, job.desired))
+    if job.desired.batch_size not in (0, job.spec.batch_size):
+        words += f"; batch size {job.desired.batch_size}"
+    return words if job.desired.fractions == (1.0,) else f"{words}; shares its devices"
 
 
-def format_price(price: float) -> str:
-    """A price in two digits; one that is as good as none is 0."""
-    return f"{price:.2g}" if price >= 1e-4 else "0"
+def _explain_prices(quote: Quote) -> str:
+    """Such as ``one more V100 would save 0.04 s per second, one more K80 0.01 s``."""
+    kinds = zip(quote.menu.cluster.kinds, quote.prices.tolist(), strict=True)
+    priced = [(kind, _price(price)) for kind, price in kinds if price >= _LEAST_PRICE]
+    if not priced:
+        return "more devices would not help"
+    (kind, price), *others = priced
+    listed = [f"one more {kind} would save {price} s per second"]
+    return ", ".join([*listed, *[f"one more {kind} {price} s" for kind, price in others]])
 
 
-def explain_holding(menu: Menu, market: Market, prices: Floats, row: int, offer: Offer) -> str:
-    """Such as ``holds 3 V100 at price 0.04; a fourth would save 210 s and cost 260 s``."""
+def _explain_holding(quote: Quote, row: int, offer: Offer) -> str:
+    """Such as ``holds 3 V100 (each would save other jobs 0.04 s per second); a fourth would save it 210 s and …``."""
+    menu, market = quote.menu, quote.market
     kind, count = offer.groups[0]
-    price = float(prices[menu.cluster.kinds.index(kind)])
-    told = f"holds {offer.words()} at price {format_price(price)}"
+    price = float(quote.prices[menu.cluster.kinds.index(kind)])
+    others = f"{'each' if count > 1 else 'it'} would save other jobs {_price(price)} s per second"
+    words = f"holds {offer.words()} ({others if price >= _LEAST_PRICE else 'no other job needs more'})"
     column = menu.offers.index(offer)
-    more = _next(menu, row, offer)
+    more = _next_larger(menu, row, offer)
     if more is None or not menu.rates[row, column]:
-        return told
+        return words
     now_s, then_s = market.work[row] * market.per_unit[row, [column, more]]
     saved = float(market.weights[row] * (now_s - then_s))
     extra = menu.offers[more].width
     cost = max(0.0, price * (extra * then_s - count * now_s))
-    word = f"a {_ORDINALS[extra]}" if extra == count + 1 and extra < len(_ORDINALS) else f"{extra - count} more"
+    which = f"a {_ORDINALS[extra]}" if extra == count + 1 and extra < len(_ORDINALS) else f"{extra - count} more"
     if saved <= 0.0:
-        return f"{told}; {word} would not make it faster"
-    return f"{told}; {word} would save {_seconds(saved)} and cost {_seconds(cost)}"
+        return f"{words}; {which} would not make it faster"
+    return f"{words}; {which} would save it {_seconds(saved)} and cost other jobs {_seconds(cost)}"
 
 
-def explain_waiting(menu: Menu, worths: Floats, prices: Floats, row: int) -> str:
-    """Such as ``waits: 2 V100 cost 0.9 each, it would pay 0.4``."""
-    costs = menu.needs @ prices
-    worth = worths[row] * menu.rates[row]
+def _explain_waiting(quote: Quote, row: int) -> str:
+    """Such as ``waits for 2 V100 held by a: each would save this job 0.4 s per second of use, but other jobs …``."""
+    menu = quote.menu
+    costs = menu.needs @ quote.prices
+    worth = quote.worths[row] * menu.rates[row]
     if not worth.any():
-        return "waits: nothing that is there can run it"
+        return "waits: no device in the cluster can run it"
     best = int(np.where(worth > 0.0, worth - costs, -np.inf).argmax())
     offer = menu.offers[best]
-    price, pays = costs[best] / offer.width, worth[best] / offer.width
-    each = " each" if offer.width > 1 else ""
-    if pays >= price:
-        return f"waits although it would pay {format_price(pays)} for {offer.words()} at {format_price(price)}: they cannot be had now"
-    return f"waits: {offer.words()} cost{'' if each else 's'} {format_price(price)}{each}, it would pay {format_price(pays)}"
+    price, own = costs[best] / offer.width, worth[best] / offer.width
+    saving = f"{'each' if offer.width > 1 else 'it'} would save this job {_price(own)} s per second of use"
+    but = "no fitting devices are free now" if own >= price else f"other jobs {_price(price)} s"
+    return f"waits for {offer.words()}{_holders(menu, offer)}: {saving}, but {but}"
 
 
-def explain_job(menu: Menu, market: Market, worths: Floats, prices: Floats, job: Job) -> str:
-    """The sentence for one job as it stands."""
-    row = next(row for row, other in enumerate(menu.jobs) if other.id == job.id)
-    if job.desired is None:
-        return explain_waiting(menu, worths, prices, row)
-    told = explain_holding(menu, market, prices, row, shape_of(menu.cluster, job.desired))
-    if job.desired.batch_size not in (0, job.spec.batch_size):
-        told += f"; its batch is {job.desired.batch_size}"
-    return told if job.desired.fractions == (1.0,) else f"{told}; it shares them"
+def _holders(menu: Menu, offer: Offer) -> str:
+    """Such as `` held by a, b, c and 2 more``: the jobs on devices of the offer's types."""
+    kinds = {kind for kind, _ in offer.groups}
+    held = [(job, shape_of(menu.cluster, job.desired)) for job in menu.jobs if job.desired is not None]
+    names = [job.id for job, shape in held if kinds & {kind for kind, _ in shape.groups}]
+    if len(names) > _NAMED:
+        return f" held by {', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    return f" held by {' and '.join(names)}" if names else ""
 
 
-def _next(menu: Menu, row: int, offer: Offer) -> int | None:
-    """The next larger offer of the same kind that the job could use."""
+def _price(price: float) -> str:
+    """Weighted seconds of completion time per device-second."""
+    return f"{price:.2g}" if price >= _LEAST_PRICE else "0"
+
+
+def _next_larger(menu: Menu, row: int, offer: Offer) -> int | None:
+    """The next larger offer of the same device type that the job could use."""
     if len(offer.groups) > 1:
         return None
     kind = offer.groups[0][0]
@@ -121,56 +130,46 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10.0 or seconds == 0.0 else f"{seconds:.2g} s"
 
 
-_WITH_PARTIES = 0.6  # how far prices may fall because jobs share
-_ROUNDS = 2  # of prices and the order of ends, which depend on each other
-_REPLACED = 0.5  # the part of leavers that is replaced by arrivals, where there are arrivals
-_STAYS = 1.02  # what a job has counts for so much more: ties move nobody
-_LEAST = 0.01  # of a job's value is left however dear a move
-_TINY = 1e-9  # work that is as good as none
-_YOUNG_S = 300.0  # what a job of which nothing is known is taken to need at least
-_TOLD = 2  # jobs that a plan's reason speaks of by name
-
-
-class Quote(NamedTuple):
-    """A menu with its prices."""
-
-    menu: Menu
-    market: Market
-    prices: Floats  # [kind]
-    worths: Floats  # [job]: λ
+_WITH_GROUPS = 0.6  # how far prices may fall because jobs share devices
+_ROUNDS = 2  # of prices and the order of completion, which depend on each other
+_REPLACED = 0.5  # part of the completed jobs that arrivals replace, where jobs arrive
+_STAYS = 1.02  # bonus on the current holding, so that ties move no job
+_LEAST = 0.01  # of a job's value remains, however expensive a move
+_TINY = 1e-9  # least work
+_YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
+_EXPLAINED = 2  # changes up to which a plan's reason explains each
 
 
 @register("carpool")
 @dataclass(frozen=True, slots=True)
 class Carpool(Policy):
-    """Prices for devices, a worth for every job's work, and an exact deal at the margin (`prices`, `knapsack`).
+    """Market-clearing prices per device type, and an exact assignment of jobs at the margin (`prices`, `knapsack`).
 
-    The value of an option is λ_j · g_j(o). Whoever moves loses the standstill: the value is multiplied by (h − move)/h,
-    h the rest of the job, at most `horizon_s`; whoever stays saves the move. While rates are only believed, staying
-    counts `trust` times, and no job gets more than `growth` times the devices it has tried. A job of unknown length is
-    taken to be half done, and at least young. Weights grow with waiting, so that nobody waits for ever. Jobs that pay
-    more together than apart share devices (`parties`).
+    The value of an option to a job is λ_j · g_j(o). A move costs its standstill: the value is multiplied by
+    (h − move)/h, h being the rest of the job, at most `horizon_s`. While rates are estimates, staying counts `trust`
+    times, and no job gets more than `growth` times the devices it has tried. A job of unknown length is taken to be
+    half done. Weights grow with waiting time, so no job starves. Jobs worth more together than apart share devices
+    (`colocation_groups`).
 
-    With `objective` makespan a job's weight is the time it needs at best, and what others inherit does not count: the
-    longest come first, each where it is quickest by comparison.
+    With `objective` makespan a job's weight is its shortest run time, and prices do not fall over time: the longest
+    jobs come first, each on its comparatively fastest devices.
     """
 
     shares_devices: ClassVar[bool] = True
-    tunes: ClassVar[bool] = True  # whether batch sizes are chosen too, where jobs allow it
+    tunes: ClassVar[bool] = True  # whether it also chooses batch sizes, where jobs allow it
 
     objective: str = "jct"
     lengths: str = "known"
     together: int = 2  # most jobs on one device
     growth: int = 4
     trust: float = 1.1
-    move_s: float = 0.1  # where the estimator does not say
+    move_s: float = 0.1  # cost of a move the estimator does not know
     horizon_s: float = 1000.0
-    patience_s: float = 86400.0  # a job that has waited so long counts twice, after twice that three times …
-    interval_s: float = 60.0  # looks again after so long, or up to four times as often, while rates are only believed
+    patience_s: float = 86400.0  # waiting time that adds a job's weight once more
+    interval_s: float = 60.0  # plan again after this, or up to four times as often, while rates are estimates
     _memo: EstimateCache = field(default_factory=EstimateCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name, value, words in (
             ("objective", self.objective, ("jct", "makespan")),
             ("lengths", self.lengths, ("known", "unknown")),
@@ -178,7 +177,10 @@ class Carpool(Policy):
             if value not in words:
                 raise UnknownName(name, value, words)
         if self.growth < 2:
-            raise InputError(f"growth is {self.growth}", way_out="Give 2 or more, or jobs never get more devices.")
+            raise InputError(
+                f"growth is {self.growth}",
+                way_out="Give 2 or more, so that jobs can get more devices than they have tried.",
+            )
         if self.together < 1 or self.trust < 1.0 or self.patience_s <= 0.0:
             raise InputError(
                 f"together {self.together}, trust {self.trust} or patience_s {self.patience_s} is too small",
@@ -186,62 +188,60 @@ class Carpool(Policy):
             )
 
     def plan(self, view: Snapshot) -> Plan:
-        """Find prices, deal devices out, move whom that moves."""
-        experience = PolicyMemory.of(view)
-        before = experience.outlook
-        quote = self._quote(view, experience)
+        memory = PolicyMemory.of(view)
+        before = memory.outlook
+        quote = self._quote(view, memory)
         if quote is None:
             return Plan.NOTHING
         menu = quote.menu
-        parties, choice = self._deal(view, quote)
+        groups, choice = self._assign(view, quote)
         draft = Draft(view)
-        place_all(draft, menu, parties, choice)
+        place_all(draft, menu, groups, choice)
         if menu.is_sure.all() and self.lengths == "known":
-            note = experience.note(view, lengths=False) if experience.outlook is not before else None
+            note = memory.note(view, lengths=False) if memory.outlook is not before else None
             plan = draft.finish(self._reason(draft, quote), note=note)
             return plan if plan.changes or plan.note else Plan.NOTHING
-        experience.see(menu.jobs, draft)
-        note = experience.note(view, lengths=self.lengths == "unknown")
+        memory.see(menu.jobs, draft)
+        note = memory.note(view, lengths=self.lengths == "unknown")
         return draft.finish(self._reason(draft, quote), wake_at=self._wake_at(view, quote), note=note)
 
     def why(self, view: Snapshot, job: Job) -> str:
-        """What the job holds or would pay, at the prices of now."""
         quote = self._quote(view, PolicyMemory.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
-        return explain_job(quote.menu, quote.market, quote.worths, quote.prices, job)
+        return explain_job(quote, job)
 
     # --------------------------------------------------------------------------------------------------------- prices
-    def _quote(self, view: Snapshot, experience: PolicyMemory) -> Quote | None:
-        """The menu and its prices; None when there is nothing to deal out."""
+    def _quote(self, view: Snapshot, memory: PolicyMemory) -> Quote | None:
+        """The menu and its prices; None without jobs or devices."""
         jobs = sorted(view.active(), key=lambda job: job.seq)
         if not jobs:
             return None
         self._memo.keep_for(view.estimates, view.cluster)
-        menu = build_menu(view, jobs, experience.tried, GrowthLimits(self.growth, self.trust, self.tunes), self._memo)
+        menu = build_menu(view, jobs, memory.tried, GrowthLimits(self.growth, self.trust, self.tunes), self._memo)
         if not menu.offers:
             return None
-        work, weights = self._work(view, menu, experience), self._weights(view, jobs)
+        work, weights = self._work(view, menu, memory), self._weights(view, jobs)
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
             market = Market(menu.rates, menu.needs, menu.supply, market.seconds().min(axis=1).clip(_TINY, 1e12), work)
             parts = np.zeros(len(jobs))
             prices = market.clear(parts)
         else:
-            along = self._along(market, view.at, experience)
+            along = self._relative_prices(market, view.at, memory)
             prices, parts = _cleared(market, _replaced(market, jobs, view.at), along)
         return Quote(menu, market, prices, market.worths(prices, parts))
 
-    def _along(self, market: Market, at: float, experience: PolicyMemory) -> Floats | None:
-        """What kinds cost against each other, looked up anew if need be; None where that is not known."""
+    def _relative_prices(self, market: Market, at: float, memory: PolicyMemory) -> Floats | None:
+        """Prices of device types relative to each other, refreshed when outdated; None where not known."""
         if len(market.supply) == 1 or market.is_large:
             return None
-        if experience.outlook is None or not experience.outlook.holds(market, at):
-            experience.outlook = relative_prices(market, at)
-        return experience.outlook.along
+        if memory.outlook is None or not memory.outlook.holds(market, at):
+            memory.outlook = relative_prices(market, at)
+        return memory.outlook.along
 
     def _weights(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
-        """Each job's own, and more once it has waited long."""
+        """Each job's weight, increased once it has waited for `patience_s`."""
         weights = np.array([job.spec.weight for job in jobs])
         for row, job in enumerate(jobs):
             age = view.at - job.submitted_at
@@ -250,42 +250,42 @@ class Carpool(Policy):
                 weights[row] *= max(1.0, 1.0 + waited / self.patience_s)
         return weights
 
-    def _work(self, view: Snapshot, menu: Menu, experience: PolicyMemory) -> Floats:
-        """Units of work still to do of each: as known, else as its like had, else as much as is done.
+    def _work(self, view: Snapshot, menu: Menu, memory: PolicyMemory) -> Floats:
+        """Units of work left of each job: as estimated, else as jobs of its model needed, else as much as is done.
 
-        Before a job has run nobody knows how fast it is: it is taken to be young.
+        A job that has not run yet, and whose rate is an estimate, is taken to need `_YOUNG_S`.
         """
         work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         known, at = self.lengths == "known", view.at
         for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
             if is_sure or job.service or (job.desired is not None and view.attained_s(job)):
-                left = view.estimates.remaining(job, at).mean if known else experience.left(job, at)
+                left = view.estimates.remaining(job, at).mean if known else memory.left(job, at)
                 work[row] = max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(at), work[row])
         return work
 
-    # ----------------------------------------------------------------------------------------------------------- deal
-    def _deal(self, view: Snapshot, quote: Quote) -> tuple[ColocationGroups, InputPlan]:
-        """Who shares with whom, and what everybody gets.
+    # ----------------------------------------------------------------------------------------------------- assignment
+    def _assign(self, view: Snapshot, quote: Quote) -> tuple[ColocationGroups, Choices]:
+        """The co-location groups, and the option of each.
 
-        Sharing makes devices cheaper, so parties are formed at the prices and well below; the better deal counts.
+        Sharing lowers prices, so groups are formed at the prices and well below; the assignment worth more counts.
         """
         menu, prices = quote.menu, quote.prices
         values, stays = self._values(view, quote)
-        deals: list[tuple[float, ColocationGroups, InputPlan]] = []
-        for level in (prices, _WITH_PARTIES * prices):
-            parties = form_groups(view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo)
-            choice = solve_knapsack(parties.values, menu.needs, menu.supply, level)
+        found: list[tuple[float, ColocationGroups, Choices]] = []
+        for level in (prices, _WITH_GROUPS * prices):
+            groups = form_groups(view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo)
+            choice = solve_knapsack(groups.values, menu.needs, menu.supply, level)
             runs = np.flatnonzero(choice != NONE)
-            deals.append((float(parties.values[runs, choice[runs]].sum()), parties, choice))
-            if len(parties) == len(menu.jobs):
+            found.append((float(groups.values[runs, choice[runs]].sum()), groups, choice))
+            if len(groups) == len(menu.jobs):
                 break
-        _, parties, choice = max(deals, key=lambda solve_knapsack: solve_knapsack[0])
-        return parties, choice
+        _, groups, choice = max(found, key=lambda each: each[0])
+        return groups, choice
 
     def _values(self, view: Snapshot, quote: Quote) -> tuple[Floats, Floats]:
-        """[job, offer] of what moving there is worth, and [job] of staying."""
+        """[job, offer]: the value of moving there; [job]: the value of staying."""
         menu, market, worths = quote.menu, quote.market, quote.worths
-        move = moves_s(view.estimates, menu.jobs, self.move_s)
+        move = self._moves_s(view, menu.jobs)
         rest = np.clip(market.seconds(), _TINY, self.horizon_s)
         runs = menu.held != NONE
         kept = np.where(runs[:, None], np.maximum(_LEAST, 1.0 - move[:, None] / rest), 1.0)
@@ -295,29 +295,35 @@ class Carpool(Policy):
         stays = worths * menu.stay_rates * stick * (1.0 + np.minimum(1.0, move / rest_here))
         return values, stays
 
-    # -------------------------------------------------------------------------------------------------------- telling
+    def _moves_s(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
+        """[job]: seconds that a move costs; irrelevant for jobs that hold nothing."""
+        known = [None if job.desired is None else view.estimates.move_s(job.spec) for job in jobs]
+        return np.array([self.move_s if seconds is None else seconds for seconds in known])
+
+    # --------------------------------------------------------------------------------------------------------- reasons
     def _wake_at(self, view: Snapshot, quote: Quote) -> float:
-        """Look again after a fifth of the shortest time left: beliefs may have changed by then."""
+        """Plan again after a fifth of the shortest remaining time: estimates may have changed by then."""
         shortest = float(quote.market.seconds().min(axis=1).min())
         return view.at + min(self.interval_s, max(self.interval_s / 4.0, shortest / 5.0))
 
     def _reason(self, draft: Draft, quote: Quote) -> str:
-        """The prices, and of a few jobs that change why."""
+        """The prices, and where few jobs change the explanation of each."""
         menu = quote.menu
         jobs, changes = draft.view.jobs, draft.changes
         runs = int(np.count_nonzero(menu.held != NONE))
         for job_id, change in changes.items():
             runs += (change.allocation is not None) - (jobs[job_id].desired is not None)
-        told = []
-        for job in sorted([jobs[name] for name in changes], key=lambda job: job.seq) if len(changes) <= _TOLD else ():
+        words = []
+        for job in (
+            sorted([jobs[name] for name in changes], key=lambda job: job.seq) if len(changes) <= _EXPLAINED else ()
+        ):
             after = job._replace(desired=draft.holding(job))
-            told.append(f"{job.id} {explain_job(menu, quote.market, quote.worths, quote.prices, after)}")
-        headline = f"{runs} of {len(menu.jobs)} jobs run at a price of {join_words(menu, quote.prices)}"
-        return "; ".join([headline, *told])
+            words.append(f"{job.id} {explain_job(quote, after)}")
+        return "; ".join([f"{runs} of {len(menu.jobs)} jobs run", _explain_prices(quote), *words])
 
 
 def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Floats, Floats]:
-    """Prices, and the part of them that is left when each job ends: each follows from the other."""
+    """Prices, and the part of them that remains when each job ends: each follows from the other."""
     parts = np.full(len(market.work), 0.5)
     prices = market.clear(parts, along=along)
     for _ in range(_ROUNDS):
@@ -327,9 +333,9 @@ def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Fl
 
 
 def _replaced(market: Market, jobs: Sequence[Job], at: float) -> Floats:
-    """[job]: how far those who leave before it ends will be replaced: not at all in a batch, else up to half.
+    """[job]: the part of the jobs ending before it that arrivals will replace: none in a batch, else up to half.
 
-    Arrivals are expected to go on for about as long as they have been seen to go on.
+    Arrivals are expected to continue for about as long as they have lasted.
     """
     came = np.array([job.submitted_at for job in jobs])
     late = market.weights[came > came.min()].sum() / market.weights.sum()
@@ -340,11 +346,11 @@ def _replaced(market: Market, jobs: Sequence[Job], at: float) -> Floats:
 @register("elastic")
 @dataclass(frozen=True, slots=True)
 class Elastic(Carpool):
-    """The default's prices, for what AFS moves: how many devices of which kind each job has.
+    """The default policy without sharing and batch tuning: the number and type of devices of each job.
 
-    AFS compares two jobs, the one that ends first inheriting nothing and the other everything; here everybody inherits
-    from everybody, on all kinds, with weights, the links that the estimator knows of, and the price of a resize. Hwang
-    et al., "Elastic Resource Sharing for Distributed Deep Learning", NSDI 2021.
+    AFS compares jobs in pairs, the one that ends later inheriting all devices of the other. Prices extend that to all
+    jobs, device types, weights, links and resize costs. Hwang et al., "Elastic Resource Sharing for Distributed Deep
+    Learning", NSDI 2021.
     """
 
     shares_devices: ClassVar[bool] = False

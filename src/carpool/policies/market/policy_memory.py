@@ -14,24 +14,22 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster
-from carpool.policies.estimator_queries import KnowsAlike
 from carpool.policies.market.knapsack import Floats
 from carpool.policies.market.prices import KindPrices
 
 Batches = NDArray[np.int64]
 
-_MOST_ASKS = 100_000  # that are remembered
+_MOST_ASKS = 100_000  # cached requests
 
 
 class Offer(NamedTuple):
-    """Devices of each kind, in the order of the cluster's kinds, zeros left out."""
+    """Device counts by type, in the order of the cluster's types, without zeros."""
 
     groups: tuple[tuple[Kind, int], ...]
     width: int  # devices in all
 
     @classmethod
     def of(cls, *groups: tuple[Kind, int]) -> Offer:
-        """From (kind, count) pairs."""
         return cls(groups, sum([count for _, count in groups]))
 
     def words(self) -> str:
@@ -40,56 +38,51 @@ class Offer(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is believed of a job and its like, by offer."""
+    """Estimates for one job and those like it, by offer."""
 
     rates: Floats
-    batches: Batches  # the best there, 0: the job's own
-    is_guess: NDArray[np.bool_]  # whether that is only believed
-    is_sure: bool  # nothing of it is
+    batches: Batches  # best batch size, 0: the job's own
+    is_guess: NDArray[np.bool_]  # whether the rate is uncertain
+    is_sure: bool  # no rate is uncertain
 
 
 class Held(NamedTuple):
-    """What a job holds, as a plan sees it."""
+    """What a job holds."""
 
     allocation: Allocation
-    like: Hashable  # see `alike`
+    like: Hashable  # its similarity key
     shape: Offer
-    rate_apart: float | None  # where it is on more nodes than it needs
+    spread_rate: float | None  # its rate, if it is on more nodes than necessary
 
 
 class Ask(NamedTuple):
-    """What a job asks for, as far as its row depends on it."""
+    """What a job requests, as far as its row depends on it."""
 
     spec: JobSpec
-    number: int  # the same for those who ask for the same
-    tunes: bool  # whether its batch may change
+    number: int  # equal for equal requests
+    tunes: bool  # whether its batch size may change
 
 
 class EstimateCache:
-    """Rows of jobs that are alike, seats of jobs that run, and what is left of rates beside others.
-
-    What was not asked for by the last plan is forgotten. An estimator that knows which jobs are alike changes that when
-    it learns; of others nothing is kept then.
-    """
+    """Estimates and holdings kept between plans; what the last plan did not use is dropped."""
 
     def __init__(self) -> None:
         self._asked: tuple[Estimator, Cluster] | None = None
         self._version = 0
         self.offers: list[Offer] = []
         self.rows: dict[Hashable, Row] = {}
-        self.seats: dict[JobId, Held] = {}
-        self.ratios: dict[object, float] = {}  # see `parties`
+        self.holdings: dict[JobId, Held] = {}
+        self.ratios: dict[object, float] = {}  # rates beside neighbours, see `colocation_groups`
         self.asks: dict[JobId, Ask] = {}
         self._numbers: dict[Hashable, int] = {}
 
     def ask_of(self, spec: JobSpec) -> Ask:
-        """What a spec asks for; it is looked at once."""
-        told = (spec.min_devices, spec.max_devices, spec.devices, spec.kinds, spec.memory_bytes)
-        key = (*told, spec.batch_range, spec.batch_size, spec.exact)
+        devices = (spec.min_devices, spec.max_devices, spec.devices, spec.kinds, spec.memory_bytes)
+        key = (*devices, spec.batch_range, spec.batch_size, spec.exact)
         return Ask(spec, self._numbers.setdefault(key, len(self._numbers)), spec.batch_range is not None)
 
     def keep_for(self, estimates: Estimator, cluster: Cluster) -> None:
-        """Begin anew if it is another estimator, or the cluster has grown, or what was learned may change all."""
+        """Drop what another estimator, another cluster or new reports have made invalid."""
         if len(self._numbers) > _MOST_ASKS:
             self._asked = None
             self._numbers.clear()
@@ -99,29 +92,29 @@ class EstimateCache:
         if not same or estimates.version != self._version:
             self._version = estimates.version
             self.ratios.clear()
-            if not same or not isinstance(estimates, KnowsAlike):
+            if not same:
                 self.rows.clear()
-                self.seats.clear()
+                self.holdings.clear()
 
 
-_NEWEST = 0.3  # weight of the last ended job of a model, once there are some
-_NEARLY = 0.1  # of a length is left at least, until it is clear that the job is longer than its like
+_NEWEST = 0.3  # weight of the last completed job in the mean length of its model
+_NEARLY = 0.1  # least part of the mean length that remains, until the job exceeds it by as much
 
 
 @dataclass(slots=True)
 class PolicyMemory:
-    """Comes out of a plan's note and goes back into the next one."""
+    """What a plan's note carries to the next plan."""
 
-    tried: dict[JobId, int] = field(default_factory=dict)  # most devices that a job has had
-    done: dict[JobId, tuple[str, float]] = field(default_factory=dict)  # model and work done when it was last seen
-    lengths: dict[str, tuple[int, float]] = field(default_factory=dict)  # by model: ended jobs, and their mean work
+    tried: dict[JobId, int] = field(default_factory=dict)  # most devices a job has held
+    done: dict[JobId, tuple[str, float]] = field(default_factory=dict)  # model and work done at the last plan
+    lengths: dict[str, tuple[int, float]] = field(default_factory=dict)  # by model: completed jobs, and their mean work
     outlook: KindPrices | None = None
 
     @classmethod
     def of(cls, view: Snapshot) -> PolicyMemory:
-        """What the last plan noted; of jobs that are gone, how long they were."""
+        """Read the last plan's note; jobs that are gone add to the lengths of their model."""
         note = cast(Mapping[str, Any], view.note or {})
-        experience = cls(
+        memory = cls(
             {JobId(job): int(count) for job, count in note.get("tried", {}).items() if job in view.jobs},
             {},
             {model: (int(count), float(mean)) for model, (count, mean) in note.get("lengths", {}).items()},
@@ -129,11 +122,11 @@ class PolicyMemory:
         )
         for job, (model, done) in note.get("done", {}).items():
             if job not in view.jobs and done > 0.0:
-                experience._end(str(model), float(done))
-        return experience
+                memory._end(str(model), float(done))
+        return memory
 
     def see(self, jobs: Sequence[Job], draft: Draft) -> None:
-        """What jobs have once a draft is carried out, they have tried."""
+        """Record the devices that jobs hold after a draft."""
         changes = draft.changes
         for job in jobs:
             if job.desired is None and job.spec.id not in changes:
@@ -143,17 +136,17 @@ class PolicyMemory:
                 self.tried[job.id] = max(self.tried.get(job.id, 0), held.num_devices)
 
     def note(self, view: Snapshot, *, lengths: bool) -> dict[str, object]:
-        """For the next plan; without lengths where those are declared anyway."""
-        told: dict[str, object] = {"tried": self.tried}
+        """The note for the next plan; without lengths where jobs declare them."""
+        note: dict[str, object] = {"tried": self.tried}
         if self.outlook is not None:
-            told["outlook"] = self.outlook.as_note()
+            note["outlook"] = self.outlook.as_note()
         if lengths:
-            told["done"] = {job.id: [job.spec.model, job.done_at(view.at)] for job in view.active()}
-            told["lengths"] = {model: list(known) for model, known in self.lengths.items()}
-        return told
+            note["done"] = {job.id: [job.spec.model, job.done_at(view.at)] for job in view.active()}
+            note["lengths"] = {model: list(known) for model, known in self.lengths.items()}
+        return note
 
     def left(self, job: Job, at: float) -> float | None:
-        """Work left if the job is as long as its like were; None where nothing tells."""
+        """Work left if the job is as long as completed jobs of its model; None if that is unknown."""
         _, mean = self.lengths.get(job.spec.model, (0, 0.0))
         done = job.done_at(at)
         return max(mean - done, _NEARLY * mean) if done < (1.0 + _NEARLY) * mean else None

@@ -1,19 +1,19 @@
 """Market-clearing prices per device type, and relative prices that account for jobs waiting for a better type.
 
-A price μ_k is counted in weighted job-seconds of delay per second of a device of kind k. An option o takes c_o devices
-(of each kind) and lets job j get on at g_j(o). Two rules follow from each other:
+A price μ_k is in weighted seconds of completion time per second of a device of type k. An option o takes c_o devices
+(of each type) and gives job j the rate g_j(o). Two rules follow from each other:
 
     worth of a unit of work    λ_j = min over o of (w_j + ρ_j · μ·c_o) / g_j(o)
-    what job j would take      the o with the largest λ_j · g_j(o) − μ·c_o, if that is above 0
+    what job j prefers         the o with the largest λ_j · g_j(o) − μ·c_o, if that is above 0
 
-A unit of j's work less lets j end sooner by 1/g_j(o): that saves w_j itself, and hands c_o devices to those who are
-still there when j ends, at the price of that time, ρ_j · μ. Prices clear the market: they are the lowest at which jobs
-take no more than there is. Devices that nobody would wait for cost nothing.
+One unit of work less ends j sooner by 1/g_j(o): that saves w_j for j itself, and c_o devices for the jobs still there
+when j ends, at the price of that time, ρ_j · μ. Clearing prices are the lowest at which jobs prefer no more devices
+than there are. Devices that no job would wait for cost nothing.
 
-How the price falls: it is carried by the weight of those who compete, so ρ_j is the part of all weight that is left
-when j ends (`ends`). For gangs of one width that gives shortest remaining time over weight first; for a batch with
-rates k^p it comes within about one per cent of heSRPT, the optimum (Berg, Vesilo, Harchol-Balter 2020). Where jobs keep
-arriving, a part of those who leave is replaced, and prices fall less.
+Prices fall with the weight of the competing jobs, so ρ_j is the part of all weight that remains when j ends (`ends`).
+For gangs of one size that gives shortest remaining time over weight first; for a batch of jobs with rates k^p it comes
+within about one per cent of heSRPT, the optimum (Berg, Vesilo, Harchol-Balter 2020). Where jobs keep arriving, part of
+the completed ones is replaced, and prices fall less.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Places = NDArray[np.intp]
 
 _OCTAVES = 24  # between the least and the highest price that could clear a market
 _COARSE, _MANY, _FEW = 8, 8, 4  # bisections: over all octaves, then for each kind of a small and of a large market
-_CLOSER, _ROUGHLY = (3.0, 2.0, 1.2), (1.6,)  # how far off the prices found so far may be, in small and in large ones
-_LITTLE = (1.2,)  # how far the direction of prices may be off, where it is known
+_CLOSER, _ROUGHLY = (3.0, 2.0, 1.2), (1.6,)  # error factors of successive rounds, in small and large markets
+_LITTLE = (1.2,)  # error factor of a known direction of prices
 _FINE = 12  # bisections along a direction
 _LARGE = 50_000  # jobs × options
-_SMALL = 5_000  # jobs × options, below which sorting jobs by what they may take does not pay
-_NEVER = 1e-30  # a rate so low that it is none
+_SMALL = 5_000  # jobs × options, below which one block is faster
+_NEVER = 1e-30  # least rate
 
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """Jobs in rows, options in columns, kinds of devices in the columns of `needs`."""
+    """Jobs in rows, options in columns, device types in the columns of `needs`."""
 
     rates: Floats  # [job, option] believed units of work per second; 0: not possible
     needs: Floats  # [option, kind] devices that an option takes
@@ -53,17 +53,17 @@ class Market:
     _blocks: list[_Block] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Invert the rates and sort the jobs by what they may take, once: every price that is tried needs both."""
+        """Invert the rates and group jobs by possible options once, since every price tried needs both."""
         object.__setattr__(self, "per_unit", 1.0 / np.maximum(self.rates, _NEVER))
         object.__setattr__(self, "_blocks", _blocks(self.rates, self.per_unit, self.weights))
 
     @property
     def is_large(self) -> bool:
-        """Whether prices can be found only roughly in the time there is."""
+        """Whether prices are found only roughly, to save time."""
         return self.rates.size > _LARGE
 
     def worths(self, prices: Floats, parts: Floats) -> Floats:
-        """λ: what a unit of each job's work is worth, if its devices are worth `parts` of the prices when it ends."""
+        """λ: the value of a unit of each job's work, if devices keep `parts` of their price when it ends."""
         found = np.empty(len(self.work))
         costs = self.needs @ prices
         for block in self._blocks:
@@ -71,15 +71,15 @@ class Market:
         return found
 
     def seconds(self) -> Floats:
-        """[job, option]: time to the end."""
+        """[job, option]: time to completion."""
         return np.asarray(self.work[:, None] * self.per_unit)
 
     def bills(self, prices: Floats) -> Floats:
-        """What a job's completion costs all together per its own weight, in seconds: its place in the order of ends."""
+        """[job]: total cost of its completion per weight, in seconds; jobs end in this order."""
         return np.asarray(self.work * self.worths(prices, np.ones(len(self.work))) / self.weights)
 
     def taken(self, prices: Floats, parts: Floats) -> Floats:
-        """[kind]: devices that are wanted at these prices."""
+        """[kind]: devices preferred at these prices."""
         costs = self.needs @ prices
         counts = np.zeros(len(costs))
         for block in self._blocks:
@@ -87,12 +87,12 @@ class Market:
         return np.asarray(counts @ self.needs)
 
     def clear(self, parts: Floats, near: Floats | None = None, along: Floats | None = None) -> Floats:
-        """The lowest prices at which no kind is wanted by more jobs than it can serve.
+        """The lowest prices at which no device type is preferred beyond its supply.
 
-        Bisection in the logarithm, over everything unless the prices are `near` some others, with all kinds at once.
-        What one kind costs moves demand to the others, so the kinds are then gone through one after another. Where it
-        is known what kinds cost against each other (`along`, see `outlook`), each is moved a little only: then a kind
-        may be wanted by more jobs than it can serve, who would rather wait for it than take another.
+        Bisection in the logarithm, over the whole range or `near` known prices, first for all types at once and
+        then one by one, since a price shifts demand to other types. Where the direction of prices is known
+        (`along`), each type moves little: then one may be preferred beyond its supply, by jobs that rather wait
+        for it.
         """
         factors, steps = (_ROUGHLY, _FEW) if self.is_large else (_CLOSER, _MANY)
         if along is not None:
@@ -109,7 +109,7 @@ class Market:
         return found
 
     def _level(self, parts: Floats, along: Floats, near: Floats | None) -> Floats:
-        """Of the prices in one direction the lowest at which all that is wanted is worth no more than all there is."""
+        """The lowest prices in one direction at which total demand is worth no more than total supply."""
         high = 2.0 * float(self.weights.sum()) if near is None else float(near.max()) * _CLOSER[0]
         low = high * 2.0**-_OCTAVES if near is None else high / _CLOSER[0] ** 2
         there = along @ self.supply
@@ -120,7 +120,6 @@ class Market:
         return high * along
 
     def _bisect(self, parts: Floats, low: Floats, high: Floats, steps: int) -> Floats:
-        """The upper ends of the brackets that are left."""
         is_open = low < high
         for _ in range(steps):
             middle = np.sqrt(low * high)
@@ -130,7 +129,7 @@ class Market:
 
 
 class _Block:
-    """Jobs that may take the same options, and these alone: what nobody may take need not be reckoned with."""
+    """Jobs with the same possible options."""
 
     __slots__ = ("_per_unit", "_places", "_rates", "_sheet", "_weights", "jobs", "options")
 
@@ -140,18 +139,18 @@ class _Block:
         self._rates = np.ascontiguousarray(rates[jobs][:, options])
         self._per_unit = np.ascontiguousarray(per_unit[jobs][:, options])
         self._weights = weights[jobs][:, None]
-        self._sheet = np.empty_like(self._rates)  # to reckon on: memory that is fetched anew costs more than the sums
+        self._sheet = np.empty_like(self._rates)  # scratch: allocation costs more than the arithmetic
         self._places = np.arange(len(jobs))
 
     def worths(self, costs: Floats, parts: Floats) -> Floats:
-        """λ of each of its jobs; `costs` of all options, `parts` of all jobs."""
+        """λ of its jobs; `costs` of all options, `parts` of all jobs."""
         paid = np.multiply(parts[self.jobs][:, None], costs[self.options], out=self._sheet)
         paid += self._weights
         paid *= self._per_unit
         return np.asarray(paid.min(axis=1))
 
     def taken(self, costs: Floats, parts: Floats) -> Floats:
-        """[option]: how many of its jobs would take it."""
+        """[option]: how many of its jobs prefer it."""
         worths = self.worths(costs, parts)[:, None]
         surplus = np.multiply(worths, self._rates, out=self._sheet)
         surplus -= costs[self.options]
@@ -161,9 +160,9 @@ class _Block:
 
 
 def _blocks(rates: Floats, per_unit: Floats, weights: Floats) -> list[_Block]:
-    """Jobs by the options they may take; all in one where the market is small."""
+    """Jobs grouped by possible options; one block if the market is small."""
     everything = slice(None)
-    if rates.size <= _SMALL or not (weights > 0.0).all():  # what cannot be had must be dear, and costs times the weight
+    if rates.size <= _SMALL or not (weights > 0.0).all():  # with zero weights impossible options would look free
         return [_Block(np.arange(len(rates)), everything, rates, per_unit, weights)]
     able = rates > 0.0
     packed = np.packbits(able, axis=1)
@@ -177,9 +176,9 @@ def _blocks(rates: Floats, per_unit: Floats, weights: Floats) -> list[_Block]:
 
 
 def ends(bills: Floats, weights: Floats, replaced: Floats | float = 0.0) -> Floats:
-    """ρ: the part of all weight that is there when each job ends, if jobs end in the order of their bills.
+    """ρ: the part of all weight that remains when each job ends, if jobs end in the order of their bills.
 
-    `replaced` [job] is the part of those who have left by then whose place newcomers have taken.
+    `replaced` [job] is the part of the jobs completed by then that arrivals have replaced.
     """
     order = np.argsort(-bills, kind="stable")
     longer = np.empty(len(bills))
@@ -188,55 +187,48 @@ def ends(bills: Floats, weights: Floats, replaced: Floats | float = 0.0) -> Floa
     return np.asarray((longer + replaced * shorter) / weights.sum())
 
 
-# A market of this instant lets a job choose among what there is now, so that slow kinds are wanted by jobs that had
-# better wait for a fast one. The relaxation behind `hare` lets every job choose among all kinds at all times; its dual
-# prices π_k(t) are what a device of kind k is worth then (`relaxation`). The market itself (`prices`) says how dear
-# devices are altogether, since the relaxation knows neither gangs nor diminishing returns. What is taken from it is the
-# direction of π(0).
-#
-# It is looked up again after the first of the relaxation's intervals, or when there are half or twice as many jobs. Above
-# a number of jobs those that are alike in where they are fast and in weight over length are taken together.
-
-
 _INTERVALS = 12
 _MOST = 300  # rows of the relaxation
-_SHORTEST_S = 0.1  # a job counts as at least this long
-_FINEST = 0.25  # octaves by which jobs that are taken together may differ
+_SHORTEST_S = 0.1  # least length of a job
+_FINEST = 0.25  # octaves by which merged jobs may differ
 
 
 class KindPrices(NamedTuple):
-    """Prices by kind that are right against each other, for some time."""
+    """Prices of device types relative to each other, valid for some time."""
 
-    costs: tuple[float, ...]  # [kind]; all 0: nobody would wait for any
-    supply: tuple[float, ...]  # [kind]: the devices there were
-    jobs: int  # that there were
+    costs: tuple[float, ...]  # [kind]; all 0: no job would wait for any
+    supply: tuple[float, ...]  # [kind], when they were computed
+    jobs: int  # number of jobs then
     until: float
 
     @classmethod
     def of_note(cls, note: Sequence[Any] | None) -> KindPrices | None:
-        """As JSON has it."""
         if not note:
             return None
         costs, supply, jobs, until = note
         return cls(tuple(costs), tuple(supply), int(jobs), float(until))
 
     def as_note(self) -> list[Any]:
-        """For JSON."""
         return [list(self.costs), list(self.supply), self.jobs, self.until]
 
     def holds(self, market: Market, at: float) -> bool:
-        """Whether it still says something about a market."""
+        """Whether the prices still apply to a market: same supply, within a factor of two of the jobs, not expired."""
         same = len(self.supply) == len(market.supply) and bool((market.supply == self.supply).all())
         return same and at < self.until and self.jobs < 2 * len(market.work) < 4 * self.jobs
 
     @property
     def along(self) -> Floats | None:
-        """The direction of prices; None where nothing is dear."""
+        """The direction of prices; None if all are 0."""
         return np.array(self.costs) if max(self.costs) > 0.0 else None
 
 
 def relative_prices(market: Market, at: float) -> KindPrices:
-    """Ask the relaxation; where it has no answer, nothing is said until the next interval."""
+    """Prices from the linear relaxation behind `hare`; without an optimum, no prices until the next interval.
+
+    The current market lets a job choose among today's devices only, so slow types attract jobs that should wait for
+    a fast one. The relaxation lets every job choose among all types at all times; its dual prices π_k(0) give the
+    direction, while the market gives the level, since the relaxation knows neither gangs nor diminishing returns.
+    """
     nothing = (0.0,) * len(market.supply)
     demand = demand_of(market)
     if not len(demand.work):
@@ -247,9 +239,9 @@ def relative_prices(market: Market, at: float) -> KindPrices:
 
 
 def demand_of(market: Market, most: int = _MOST) -> Demand:
-    """Jobs as the relaxation sees them: work in device-seconds on the best kind, at the width that is quickest there.
+    """Jobs as the relaxation sees them: device-seconds on the best type, at their fastest size there.
 
-    Jobs that run nowhere but on several kinds at once are left out.
+    Jobs that can run only on several types at once are left out. Above `most` jobs, similar ones are merged.
     """
     num_jobs, num_kinds = len(market.work), len(market.supply)
     speeds, widths = np.zeros((num_jobs, num_kinds)), np.ones(num_jobs)
@@ -266,11 +258,11 @@ def demand_of(market: Market, most: int = _MOST) -> Demand:
     work = np.maximum(market.work[able] / best, _SHORTEST_S * widths[able])
     none = np.zeros(len(able))
     demand = Demand(speeds[able] / best[:, None], widths[able], work, market.weights[able], market.supply, none)
-    return demand if len(able) <= most else _taken_together(demand, most)
+    return demand if len(able) <= most else _merged(demand, most)
 
 
-def _taken_together(demand: Demand, most: int) -> Demand:
-    """One row for jobs that are alike: as wide, as long and as heavy as all of them."""
+def _merged(demand: Demand, most: int) -> Demand:
+    """One row for similar jobs: the sum of their sizes, work and weights."""
     with np.errstate(divide="ignore"):
         traits = np.log2(np.column_stack([demand.speeds, demand.weights / demand.work]))
     traits = np.where(np.isfinite(traits), traits, -1e3)
@@ -285,10 +277,10 @@ def _taken_together(demand: Demand, most: int) -> Demand:
 
     work = total(demand.work)
     speeds = np.column_stack([total(demand.work * column) / work for column in demand.speeds.T])
-    nobody = np.zeros(len(work))
-    return Demand(speeds, total(demand.widths), work, total(demand.weights), demand.capacity, nobody)
+    none = np.zeros(len(work))
+    return Demand(speeds, total(demand.widths), work, total(demand.weights), demand.capacity, none)
 
 
 def _alike(traits: Floats, apart: float) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """The number of the cell of a grid that each row of traits lies in."""
+    """The grid cell of each row of traits."""
     return np.unique(np.round(traits / apart), axis=0, return_inverse=True)[1].reshape(-1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import inf
 from typing import Any, ClassVar
 
 from carpool.core.draft import Draft
@@ -14,7 +15,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, DeviceId, Job, Share
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Placement
-from carpool.policies.estimator_queries import KnowsUse, memory_of
+from carpool.policies.estimator_queries import memory_of
 from carpool.policies.registry import register
 from carpool.policies.sharing.shareable_devices import (
     Likeness,
@@ -35,17 +36,17 @@ _OPPORTUNIST = 1  # the lowest turn of a job without a guarantee
 @register("antman")
 @dataclass(frozen=True, slots=True)
 class AntMan(Policy):
-    """The lowest turn on a device is its guaranteed job; each newcomer queues up behind with the next turn.
+    """The lowest turn on a device is its guaranteed job; others queue behind it with higher turns.
 
-    An opportunistic job goes at filler · max(0, 1 − util) · its speed alone, util being the SM use of those before it.
-    It joins the devices where that is largest, if its memory fits and at least `min_idle` is idle; it moves up where
-    it is when the one before it ends, and is moved to free devices when that saves more than `move_s`.
+    An opportunistic job runs at filler · max(0, 1 − util) · its speed alone, util being the SM use of the jobs
+    before it. It joins the devices where that is largest, if its memory fits and at least `min_idle` is idle; it
+    moves up when the job before it ends, and moves to free devices when that saves more than `move_s`.
 
-    Who is guaranteed: by ``arrival`` whoever comes while whole devices are free; by ``weight`` jobs of at least
-    `min_weight`; by ``quota`` the jobs of each user as long as these hold at most `quota` devices. In the last two
-    cases a guaranteed job goes ahead of opportunistic ones on their devices, and they are sent back to the queue if
-    memory does not suffice. Without an estimator that knows use nothing is shared. After AntMan (OSDI'20); policy
-    re-implementation.
+    Guaranteed are: by ``arrival`` jobs that arrive while whole devices are free; by ``weight`` jobs of at least
+    `min_weight`; by ``quota`` the jobs of each user that hold at most `quota` devices together. In the last two
+    cases a guaranteed job runs ahead of opportunistic ones on their devices, which are requeued if memory does not
+    suffice. Without an estimator that knows SM use nothing is shared. After AntMan (OSDI'20); policy re-
+    implementation.
     """
 
     shares_devices: ClassVar[bool] = True
@@ -66,11 +67,10 @@ class AntMan(Policy):
             raise InputError(f"most is {self.most}", way_out=f"Give a number from 1 to {self.max_virtual:.0f}.")
 
     def waiting_key(self, job: Job, estimates: Estimator) -> Any:
-        """Guaranteed jobs first where weight decides, else in order of submission."""
+        """Guaranteed jobs first if weight decides, else in order of submission."""
         return int(self.guarantee == "weight" and job.spec.weight < self.min_weight)
 
     def plan(self, view: Snapshot) -> Plan:
-        """Serve guaranteed jobs, then move opportunists up, then start others on free devices or in idle cycles."""
         if not view.waiting and not (view.occupancy.is_shared and view.occupancy.num_free):
             return Plan.NOTHING
         draft = Draft(view)
@@ -84,12 +84,12 @@ class AntMan(Policy):
         if not guaranteed + moved + alone + joined:
             return Plan.NOTHING
         return draft.finish(
-            f"{guaranteed + alone} on devices of their own, {joined} into idle cycles, {moved} moved to free devices"
+            f"started {guaranteed + alone} on free devices and {joined} in idle cycles, moved {moved} to free devices"
         )
 
     # ------------------------------------------------------------------------------------------------- guaranteed
     def _serve_guaranteed(self, draft: Draft, rooms: ShareableDevices, evicted: list[Job]) -> int:
-        """Start the guaranteed ones among the waiting on free devices, or ahead of opportunists."""
+        """Start waiting guaranteed jobs on free devices, or ahead of opportunistic ones."""
         served = 0
         refused: set[Likeness] = set()
         for job in self._entitled(draft):
@@ -104,7 +104,7 @@ class AntMan(Policy):
         return served
 
     def _entitled(self, draft: Draft) -> Iterator[Job]:
-        """Waiting jobs with a guarantee of their own, in queue order."""
+        """Waiting guaranteed jobs, in queue order."""
         view = draft.view
         if self.guarantee == "weight":
             for job in draft.waiting():
@@ -123,7 +123,7 @@ class AntMan(Policy):
                         held[job.spec.user] = held.get(job.spec.user, 0) + job.spec.devices
 
     def _go_ahead(self, draft: Draft, rooms: ShareableDevices, job: Job, evicted: list[Job]) -> Allocation | None:
-        """Take devices that only opportunists hold; those leave if the memory of both does not fit."""
+        """Take devices that only opportunistic jobs hold; release those whose memory does not fit beside."""
         devices = pick_devices(draft, job, self._yielding(draft, job))
         if devices is None:
             return None
@@ -141,7 +141,7 @@ class AntMan(Policy):
 
     @staticmethod
     def _yielding(draft: Draft, job: Job) -> Iterator[DeviceId]:
-        """Devices that could hold the job, and that nobody with a guarantee holds."""
+        """Devices that could hold the job and have no guaranteed job."""
         view, kinds = draft.view, job.spec.kinds
         memory = memory_of(view.estimates, job.spec)
         for device in draft.occupancy.shared_devices():
@@ -161,7 +161,7 @@ class AntMan(Policy):
 
     @staticmethod
     def _last_resident(draft: Draft, devices: tuple[DeviceId, ...]) -> Job | None:
-        """The job that is furthest back on any of the devices."""
+        """The last submitted job on any of the devices."""
         residents = {resident.job for device in devices for resident in draft.occupancy.residents(device)}
         return max(
             (draft.view.jobs[job] for job in residents), key=lambda job: (job.submitted_at, job.seq), default=None
@@ -169,16 +169,15 @@ class AntMan(Policy):
 
     # ---------------------------------------------------------------------------------------------- opportunistic
     def _join(self, draft: Draft, rooms: ShareableDevices, job: Job) -> Allocation | None:
-        """Where the most idle cycles are, weighed by the job's speed there."""
+        """Join the devices with the most idle cycles, weighted by the job's speed there."""
         view = draft.view
-        if not isinstance(view.estimates, KnowsUse):
-            return None
         speeds: dict[str, float] = {}
         offers: list[tuple[float, DeviceId]] = []
         for device in rooms.open_to(job):
             kind = view.cluster.kind_of(device)
             residents = [view.jobs[resident.job].spec for resident in draft.occupancy.residents(device)]
-            idle = 1.0 - sum([view.estimates.use(spec, kind).sm for spec in residents])
+            uses = [view.estimates.use(spec, kind) for spec in residents]
+            idle = 1.0 - sum([inf if use is None else use.sm for use in uses])
             if idle < self.min_idle:
                 continue
             if kind not in speeds:
@@ -193,7 +192,7 @@ class AntMan(Policy):
         return allocation
 
     def _move_up(self, draft: Draft, rooms: ShareableDevices) -> int:
-        """Give free devices to opportunists that run behind somebody, in order of submission."""
+        """Move opportunistic jobs that run behind others to free devices, in order of submission."""
         if not draft.num_free or not draft.occupancy.is_shared:
             return 0
         behind = [job for job in draft.view.running() if self._is_behind(draft, job)]
@@ -208,7 +207,7 @@ class AntMan(Policy):
         return any(min(turns_on(draft, device, job.id), default=turn) < turn for device in held.devices())
 
     def _moved(self, draft: Draft, rooms: ShareableDevices, job: Job) -> bool:
-        """Move one to free devices if it then ends sooner; it keeps its turn, which is the lowest there."""
+        """Move a job to free devices if it ends sooner there; it keeps its turn."""
         held, view = draft.holding(job), draft.view
         found = draft.find(job, held.num_devices, kinds=fastest_first(draft, job)) if held is not None else None
         if held is None or found is None:

@@ -12,7 +12,7 @@ from carpool.core.messages import AssignApplied, Probe
 from carpool.core.model import Allocation, DeviceId, Job, JobId
 from carpool.core.policy import ARRIVALS_AND_ENDINGS, Cadence, Plan, Policy, Snapshot
 from carpool.policies.registry import register
-from carpool.policies.sharing.share_search import OBJECTIVES, KnowsMixes, Setting, ShareSearch, Tenant, Vector
+from carpool.policies.sharing.share_search import OBJECTIVES, Setting, ShareSearch, Tenant, Vector
 from carpool.policies.sharing.shareable_devices import (
     Likeness,
     ShareableDevices,
@@ -26,28 +26,28 @@ from carpool.policies.sharing.trial_log import Trial, Trials
 from carpool.policies.sharing.trial_model import TrialModel, sm_sensitivity
 
 _LEAST = 1e-9
-_PATIENCE_S = 5.0  # between looks at orders that do not hold yet: when they do, the policy is asked anyway
-_PROBE_S = 0.3  # of steps beside others; alone they take less
+_PATIENCE_S = 5.0  # between looks while orders are not applied; the policy plans when they are
+_PROBE_S = 0.3  # length of a probe, in steps at the shared rate
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
-_MATTERS = 0.2  # a hunger, or the time that a job's steps lose relative to alone
-_STANDS_OUT, _LOSES = 1.5, 2.0  # how many times those of the others that hunger must be, and that loss
-_ISOLATED = 3  # jobs among which a device is divided at least: half of it would be near moderate shares
-_PROBED = 2  # vectors of a mix under which its jobs are measured alone too, where that is not known
+_MATTERS = 0.2  # least SM sensitivity or slowdown that counts
+_STANDS_OUT, _LOSES = 1.5, 2.0  # factors over the other jobs' sensitivity and slowdown
+_ISOLATED = 3  # least number of jobs among which isolated shares divide a device
+_PROBED = 2  # vectors of a mix under which unknown jobs are also measured alone
 
 
 @register("competitive")
 @dataclass(frozen=True, slots=True)
 class Competitive(Policy):
-    """Free devices first; else a job joins the device where sharing adds most throughput, if it adds any.
+    """Start jobs on free devices; otherwise co-locate them where that adds most throughput, if it adds any.
 
-    Whenever the jobs of a device change, their shares (and the batch sizes of jobs that allow it) are searched anew
-    over what the estimator believes of such mixes (`ShareSearch`). The winner is carried out and measured, in windows
-    of `settle_s` until two of them agree; what it showed corrects what is believed of this mix; up to `tries` vectors
-    are tried, and the best measured one stays. Where the estimator can only guess, whole shares are measured first and
-    each job alone (probes), then moderate equal shares, then what these teach of others (`Slowdown`). A job joins only
-    if Σ P / P(alone) is believed to grow by `min_gain`, or nobody knows, and leaves again if the measured sum stays
-    below 1: then one after another would be better. After "Powering Multi-Task Federated Learning with Competitive GPU
-    Resource Sharing" (MLSys poster); search and verification are ours.
+    Whenever the jobs of a device change, their shares (and batch sizes, where allowed) are searched by estimated
+    rates (`ShareSearch`). The winner is applied and measured in windows of `settle_s` until two agree; the
+    measurement corrects the estimates of this mix. Up to `tries` vectors are measured, and the best one stays.
+    Where rates are only guessed, whole shares are measured first and each job alone (probes), then moderate equal
+    shares, then what `Slowdown` predicts from them. A job joins only if Σ P / P(alone) is estimated to grow by
+    `min_gain`, or is unknown, and is released again if the measured sum stays below 1: then running one after
+    another is better. After "Powering Multi-Task Federated Learning with Competitive GPU Resource Sharing" (MLSys
+    poster); search and verification are ours.
     """
 
     cadence: ClassVar[Cadence] = Cadence(ARRIVALS_AND_ENDINGS | {AssignApplied})  # windows begin when shares hold
@@ -57,8 +57,8 @@ class Competitive(Policy):
     objective: str = "fair"  # "fair": geometric mean of P / P(alone); "raw": their weighted sum
     most: int = 4  # residents of one device
     levels: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)
-    tries: int = 5  # vectors that are measured for a mix
-    settle_s: float = 0.4  # of the shortest window; a vector is measured in two or more
+    tries: int = 5  # vectors measured per mix
+    settle_s: float = 0.4  # shortest window; a vector is measured in two or more
     min_gain: float = 0.02
 
     def __post_init__(self) -> None:
@@ -73,24 +73,23 @@ class Competitive(Policy):
         ):
             raise InputError(f"levels are {self.levels}", way_out="Give ascending shares above 0 and up to 1.")
         if self.tries < 1 or self.settle_s <= 0.0:
-            raise InputError(f"tries is {self.tries}, settle_s {self.settle_s}", way_out="Both must be positive.")
+            raise InputError(f"tries is {self.tries}, settle_s {self.settle_s}", way_out="Give positive numbers.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Look at trials that are due, admit waiting jobs, then search shares for every mix that has changed."""
         draft = Draft(view)
         trials = Trials.of(view.note)
-        told: list[str] = []
+        words: list[str] = []
         for device in list(draft.occupancy.shared_devices()):
-            told += self._review(draft, trials, device)
-        told += self._admit(draft, trials)
-        told += self._spread(draft)
+            words += self._review(draft, trials, device)
+        words += self._admit(draft, trials)
+        words += self._spread(draft)
         for device in list(draft.occupancy.shared_devices()):
-            told += self._retune(draft, trials, device)
+            words += self._retune(draft, trials, device)
         trials.forget(draft)
         note, look_at = trials.note(), trials.next_look(view.at)
-        if not told and look_at is None and note == (view.note or Trials.of(None).note()):
+        if not words and look_at is None and note == (view.note or Trials.of(None).note()):
             return Plan.NOTHING
-        return draft.finish("; ".join(told) or "shares are being measured", wake_at=look_at, note=note)
+        return draft.finish("; ".join(words) or "measuring shares", wake_at=look_at, note=note)
 
     # ------------------------------------------------------------------------------------------------------- admitting
     def _admit(self, draft: Draft, trials: Trials) -> Iterator[str]:
@@ -111,7 +110,7 @@ class Competitive(Policy):
     def _join(
         self, draft: Draft, trials: Trials, rooms: ShareableDevices, job: Job, gains: dict[tuple[object, ...], float]
     ) -> Allocation | None:
-        """Put a job beside the residents with whom it adds most to Σ P / P(alone), if it adds enough."""
+        """Co-locate a job where it adds most to Σ P / P(alone), if it adds enough."""
         best: tuple[float, DeviceId] | None = None
         for device in rooms.open_to(job, self.levels[0]):
             residents = residents_of(draft, device)
@@ -130,9 +129,9 @@ class Competitive(Policy):
         return allocation
 
     def _gain(self, draft: Draft, device: DeviceId, residents: Sequence[Job], job: Job) -> float:
-        """How much Σ P / P(alone) would grow with the job there, at the shares that would be chosen.
+        """Growth of Σ P / P(alone) with the job there, at the shares that would be chosen.
 
-        Where nobody knows it is worth trying: what turns out worse than taking turns is given up again.
+        Unknown mixes are worth a try: those that turn out worse are given up.
         """
         after = self._search(draft, device, [*residents, job])
         if after.is_guess:
@@ -140,7 +139,7 @@ class Competitive(Policy):
         return sum(after.best()[1]) / sum(self._search(draft, device, residents).best()[1]) - 1.0
 
     def _spread(self, draft: Draft) -> Iterator[str]:
-        """Devices that no waiting job can use go to jobs that share one: from the fullest, whoever has most to do."""
+        """Move jobs from shared devices, fullest first, to devices that no waiting job can use; longest jobs first."""
         if not draft.num_free or not draft.occupancy.is_shared:
             return
         at = draft.view.at
@@ -149,14 +148,14 @@ class Competitive(Policy):
             longest = sorted(residents, key=lambda job: (-job.remaining_at(at), job.seq, job.id))
             for job in longest[: len(draft.occupancy.residents(device)) - 1]:
                 if start_alone(draft, job) is not None:
-                    yield f"{job.id} moves to a device of its own"
+                    yield f"{job.id} moves to a free device"
                     break
             if not draft.num_free:
                 return
 
     # --------------------------------------------------------------------------------------------------------- tuning
     def _retune(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Search shares for a mix that is not the one that was tuned."""
+        """Search shares for a mix without a trial."""
         residents = residents_of(draft, device)
         if any(resident.spec.devices > 1 for resident in residents) or trials.knows(device, residents):
             return
@@ -166,7 +165,7 @@ class Competitive(Policy):
             whole = _fixed(residents[0]) or Setting(1.0)
             if held is not None and held.shares[0].fraction != whole.fraction:
                 self._apply(draft, device, residents, (whole,))
-                yield f"{residents[0].id} has {draft.view.cluster.device_name(device)} to itself"
+                yield f"{residents[0].id} is alone on {draft.view.cluster.device_name(device)}"
             return
         search = self._search(draft, device, residents)
         vector = _first_guess(search, residents) if search.is_guess else search.best()[0]
@@ -175,7 +174,7 @@ class Competitive(Policy):
         yield f"shares {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
     def _review(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Judge the vector that has been running, and try the next one or settle for the best."""
+        """Judge the current vector, then try the next one or keep the best."""
         trial = trials.get(device)
         residents = residents_of(draft, device)
         if trial is None or trial.look_at is None or not trials.knows(device, residents):
@@ -211,7 +210,7 @@ class Competitive(Policy):
             yield f"tries {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
     def _probe(self, draft: Draft, trial: Trial, residents: Sequence[Job], unknown: Sequence[JobId]) -> Iterator[str]:
-        """Have jobs measured alone under the caps they have: some tenths of a second, after as long to warm up."""
+        """Measure jobs alone under their caps for some tenths of a second, after as long to warm up."""
         for job, rate in zip(residents, trial.rates, strict=True):
             held = draft.holding(job)
             if job.id in unknown and held is not None:
@@ -219,7 +218,7 @@ class Competitive(Policy):
         yield f"measures {', '.join(unknown)} alone"
 
     def _next(self, search: ShareSearch, trial: Trial) -> Vector | None:
-        """The next vector worth measuring: what corrected beliefs prefer, or what trying has taught."""
+        """The next vector worth measuring, by corrected estimates or by what trials showed."""
         if trial.is_last(self.tries):
             return None
         tried = [each.vector for each in trial.tried]
@@ -239,18 +238,18 @@ class Competitive(Policy):
         vector, values = search.best(trial.best, tabu=tried)
         if vector not in tried and search.value(values) > trial.value * (1.0 + self.min_gain):
             return vector
-        knows = isinstance(search.estimates, KnowsMixes)  # else the search knows only that more share is more
-        return None if knows or moderate in tried else moderate
+        # without mixes the search knows only that more share is more
+        return None if search.estimates.predicts_mixes or moderate in tried else moderate
 
     def _fall_back(
         self, draft: Draft, trials: Trials, device: DeviceId, residents: Sequence[Job], total: float
     ) -> Iterator[str]:
-        """Sharing is slower than taking turns: the one that came last waits until the mix has changed."""
+        """Release the last job of a mix that is slower than running one after another."""
         last = max(residents, key=lambda job: (job.seq, job.id))
         draft.release(last)
         trials.refuse(device, residents)
         name = draft.view.cluster.device_name(device)
-        yield f"{last.id} waits: together they reached {total:.2f} of one alone on {name}"
+        yield f"{last.id} waits: sharing {name} reached only {total:.2f} of the throughput of one job alone"
 
     def _search(self, draft: Draft, device: DeviceId, jobs: Sequence[Job]) -> ShareSearch:
         bank = draft.view.cluster.bank_of(device)
@@ -269,15 +268,17 @@ def _fixed(job: Job) -> Setting | None:
     return Setting(job.lane[0]) if job.lane else None
 
 
-def contrasted(search: ShareSearch, hungers: Sequence[float], tried: Mapping[Vector, Sequence[float]]) -> Vector | None:
-    """More than the best vector tried gives for the one job that equal shares hurt most, isolated ones for the others.
+def contrasted(
+    search: ShareSearch, sensitivities: Sequence[float], tried: Mapping[Vector, Sequence[float]]
+) -> Vector | None:
+    """A vector with more share for the one job that equal shares hurt most, and isolated shares for the others.
 
-    It is far hungrier than they are, or at moderate shares, which were tried, it loses far more: to one that takes
-    every multiprocessor it may have without needing them, such as a job that waits for its input. Equal shares cannot
-    tell who takes from whom; this vector does. None where nobody stands out.
+    That job is far more SM-sensitive, or loses far more at moderate shares, to a neighbour that occupies
+    multiprocessors without needing them. Equal shares cannot tell which job takes from which; this vector can. None
+    if no job stands out.
     """
     losses = [1.0 / max(speed, _LEAST) - 1.0 for speed in tried[search.moderate()]]
-    hurt = _standing_out(hungers, _STANDS_OUT)
+    hurt = _standing_out(sensitivities, _STANDS_OUT)
     hurt = _standing_out(losses, _LOSES) if hurt is None else hurt
     if hurt is None:
         return None
@@ -289,14 +290,14 @@ def contrasted(search: ShareSearch, hungers: Sequence[float], tried: Mapping[Vec
 
 
 def _standing_out(values: Sequence[float], times: float) -> int | None:
-    """The place of the one that matters and is so many times the mean of the others, if there is one."""
+    """The index of the value that matters and exceeds the mean of the others by a factor, if there is one."""
     most = max(range(len(values)), key=lambda place: values[place])
     others = [value for place, value in enumerate(values) if place != most]
     return most if values[most] >= max(_MATTERS, times * sum(others) / len(others)) else None
 
 
 def _first_guess(search: ShareSearch, residents: Sequence[Job]) -> Vector:
-    """Whole shares for jobs that have to be measured alone; others stay as they are, or begin with moderate ones."""
+    """Whole shares for jobs still to be measured alone; others keep their share, or start with a moderate one."""
     unknown = search.unknown(search.equal(1.0))
     settings = []
     for job, tenant, moderate in zip(residents, search.tenants, search.moderate(), strict=True):
@@ -307,4 +308,4 @@ def _first_guess(search: ShareSearch, residents: Sequence[Job]) -> Vector:
 
 
 def _words(vector: Vector) -> str:
-    return "/".join(f"{s.fraction:.0%}" + (f" of batch {s.batch_size}" if s.batch_size else "") for s in vector)
+    return "/".join(f"{s.fraction:.0%}" + (f" with batch size {s.batch_size}" if s.batch_size else "") for s in vector)

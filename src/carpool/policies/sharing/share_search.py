@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.model import JobId, JobSpec, Kind
-from carpool.core.topology import Neighbour, Placement
-from carpool.policies.estimator_queries import memory_of, own_batch, worth_of_step
+from carpool.core.topology import Placement
+from carpool.policies.estimator_queries import memory_of, worth_of_step
 
 _LEAST = 1e-6
 _STARTS = 3  # equal vectors that the search climbs from
-_UNSURE = 0.25  # spread from which on a rate is a guess, relative to it
-_MODERATE = 1.5  # that equal shares sum to where sharing is usually best
-_MOVES = 64  # rounds of the search, each of which improves: a bound against rounding, never reached
-
-MixEntry = tuple[JobSpec, float, int]  # a job, its share, its batch size (0: its own)
-
-
-@runtime_checkable
-class KnowsMixes(Protocol):
-    """An estimator that answers for whole mixes at once."""
-
-    def mixed(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> Sequence[Sequence[Estimate]]:
-        """Rate of each job of each mix on one device of a kind."""
-        ...
+_UNSURE = 0.25  # relative spread from which a rate is a guess
+_MODERATE = 1.5  # sum of equal shares at which sharing is usually best
+_MOVES = 64  # search rounds at most; each improves, so this only guards against rounding
 
 
 class Setting(NamedTuple):
@@ -41,46 +30,32 @@ Vector = tuple[Setting, ...]  # of the jobs of a mix, in their order
 
 
 class Tenant(NamedTuple):
-    """A job to be given a setting; `fixed` where it must keep the one it has."""
+    """A job in a mix; `fixed` if its setting must not change."""
 
     spec: JobSpec
     fixed: Setting | None = None
 
 
 def speeds(estimates: Estimator, kind: Kind, tenants: Sequence[Tenant], vectors: Sequence[Vector]) -> list[list[float]]:
-    """Believed progress of each job under each vector, relative to that alone on the whole device."""
+    """Estimated progress of each job under each vector, relative to alone on the whole device."""
     alone = [max(estimates.rate(tenant.spec, Placement(((kind, 1),))).mean, _LEAST) for tenant in tenants]
     mixes = [[(tenant.spec, *setting) for tenant, setting in zip(tenants, v, strict=True)] for v in vectors]
-    found: Sequence[Sequence[Estimate]]
-    if isinstance(estimates, KnowsMixes):
-        found = estimates.mixed(kind, mixes)
-    else:
-        found = [one_by_one(estimates, kind, mix) for mix in mixes]
     return [
         [
             rate.mean * worth_of_step(estimates, spec, batch_size) / whole
             for rate, whole, (spec, _, batch_size) in zip(rates, alone, mix, strict=True)
         ]
-        for rates, mix in zip(found, mixes, strict=True)
+        for rates, mix in zip(estimates.mixed(kind, mixes), mixes, strict=True)
     ]
 
 
-def one_by_one(estimates: Estimator, kind: Kind, mix: Sequence[MixEntry]) -> list[Estimate]:
-    """Rate of each job of a mix from an estimator that knows only neighbours."""
-    answers = []
-    for place, (spec, fraction, batch_size) in enumerate(mix):
-        others = tuple(Neighbour(*other) for other in (*mix[:place], *mix[place + 1 :]))
-        answers.append(estimates.rate(spec, Placement(((kind, 1),), fraction, batch_size, others)))
-    return answers
-
-
 def fair(weights: Sequence[float], values: Sequence[float]) -> float:
-    """Weighted geometric mean of speeds: halving one job's speed costs as much as halving another's."""
+    """Weighted geometric mean of speeds: halving any job's speed costs the same."""
     return exp(sum(w * log(max(v, _LEAST)) for w, v in zip(weights, values, strict=True)) / sum(weights))
 
 
 def raw(weights: Sequence[float], values: Sequence[float]) -> float:
-    """Weighted mean of speeds: in proportion to the normalised throughput Σ P / P(alone)."""
+    """Weighted mean of speeds, proportional to the normalized throughput Σ P / P(alone)."""
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
 
@@ -89,42 +64,42 @@ OBJECTIVES: Mapping[str, Callable[[Sequence[float], Sequence[float]], float]] = 
 
 @dataclass(slots=True)
 class ShareSearch:
-    """The mix of one device, and what is believed of it."""
+    """Search over shares and batch sizes of the jobs on one device."""
 
     estimates: Estimator
     kind: Kind
     tenants: Sequence[Tenant]
-    levels: tuple[float, ...]  # shares there are, ascending
+    levels: tuple[float, ...]  # possible shares, ascending
     objective: str = "fair"
     memory_bytes: int = 0  # of the device; 0: unknown
-    corrections: Mapping[JobId, float] = field(default_factory=dict)  # measured over believed, of this very mix
-    asked: int = 0  # vectors looked at
+    corrections: Mapping[JobId, float] = field(default_factory=dict)  # measured over estimated speed in this mix
+    asked: int = 0  # vectors evaluated
 
     def value(self, values: Sequence[float]) -> float:
-        """What the objective says of relative speeds."""
+        """The objective of relative speeds."""
         return OBJECTIVES[self.objective]([tenant.spec.weight for tenant in self.tenants], values)
 
     @property
     def is_guess(self) -> bool:
-        """Whether at some shares nothing is known of these jobs beside each other: then only trying tells."""
-        if isinstance(self.estimates, KnowsMixes):
+        """Whether rates at some equal shares are unknown, so that only measuring helps."""
+        if self.estimates.predicts_mixes:
             return False
         return any(
             _is_unsure(estimate)
             for level in self.levels
-            for estimate in one_by_one(self.estimates, self.kind, self._tenures(self.equal(level)))
+            for estimate in self.estimates.mixed(self.kind, [self._tenures(self.equal(level))])[0]
         )
 
     def _tenures(self, vector: Vector) -> list[MixEntry]:
         return [(tenant.spec, *setting) for tenant, setting in zip(self.tenants, vector, strict=True)]
 
     def unknown(self, vector: Vector) -> list[JobId]:
-        """The jobs of which it is not known how fast they are alone under these caps."""
+        """Jobs whose rate alone under these caps is unknown."""
         pairs = zip(self.tenants, vector, strict=True)
         return [tenant.spec.id for tenant, setting in pairs if _is_unsure(self._alone(tenant, setting.fraction))]
 
     def relative(self, rates: Sequence[float], vector: Vector) -> list[float]:
-        """Progress at rates seen under a vector, relative to that alone on the whole device."""
+        """Progress at measured rates, relative to alone on the whole device."""
         found = []
         for tenant, rate, setting in zip(self.tenants, rates, vector, strict=True):
             alone = self._alone(tenant, 1.0).mean
@@ -133,7 +108,7 @@ class ShareSearch:
         return found
 
     def solos(self, vectors: Sequence[Vector]) -> list[list[tuple[float, float]]]:
-        """Of each job, the caps of these vectors under which it was measured alone, with its relative speed."""
+        """For each job the caps of these vectors under which it was measured alone, with its relative speed."""
         found = []
         for tenant, settings in zip(self.tenants, zip(*vectors, strict=True), strict=True):
             whole = self._alone(tenant, 1.0).mean
@@ -145,17 +120,17 @@ class ShareSearch:
         return self.estimates.rate(tenant.spec, Placement(((self.kind, 1),), fraction))
 
     def believed(self, vectors: Sequence[Vector]) -> list[list[float]]:
-        """Relative speeds under each vector, corrected by what the mix has shown."""
+        """Relative speeds under each vector, corrected by measurements of the mix."""
         self.asked += len(vectors)
         factors = [self.corrections.get(tenant.spec.id, 1.0) for tenant in self.tenants]
         found = speeds(self.estimates, self.kind, self.tenants, vectors)
         return [[value * factor for value, factor in zip(row, factors, strict=True)] for row in found]
 
     def best(self, start: Vector | None = None, tabu: Iterable[Vector] = ()) -> tuple[Vector, list[float]]:
-        """From the best few equal shares, or from `start`: the best single change at a time while it gains.
+        """Hill climbing from the best equal shares, or from `start`.
 
-        A change is one level up or down in one job's share, or twice or half the batch of a job whose batch may be
-        tuned, if memory fits. `tabu` vectors may be passed through but are not answers, unless there is no other.
+        A change moves one job's share by one level, or doubles or halves its batch size if that may be tuned
+        and memory fits. `tabu` vectors may be passed through, but are returned only if there is no other.
         """
         known: dict[Vector, list[float]] = {}
         starts = [start] if start is not None else self._ranked([self.equal(level) for level in self.levels], known)
@@ -176,21 +151,18 @@ class ShareSearch:
         return vector
 
     def _ranked(self, vectors: Sequence[Vector], known: dict[Vector, list[float]]) -> list[Vector]:
-        """Vectors by value, the best first; those not asked for yet are asked for at once."""
+        """Vectors by value, best first; unknown ones are evaluated in one query."""
         missing = [vector for vector in dict.fromkeys(vectors) if vector not in known]
         if missing:
             known.update(zip(missing, self.believed(missing), strict=True))
         return sorted(dict.fromkeys(vectors), key=lambda vector: -self.value(known[vector]))
 
     def equal(self, level: float) -> Vector:
-        """Everybody at one level, but for those whose setting is fixed."""
+        """All jobs at one level, except those with a fixed setting."""
         return tuple(tenant.fixed or Setting(level) for tenant in self.tenants)
 
     def moderate(self, virtual: float = _MODERATE, fewest: int = 1) -> Vector:
-        """The largest equal shares of which as many as there are jobs, or `fewest`, sum to at most `virtual`.
-
-        At one and a half, sharing is usually best.
-        """
+        """The largest equal shares that sum to at most `virtual` over the jobs, or over `fewest` if that is more."""
         count = max(fewest, len(self.tenants))
         fitting = [level for level in self.levels if level * count <= virtual + _LEAST]
         return self.equal(max(fitting, default=self.levels[0]))
@@ -208,7 +180,7 @@ class ShareSearch:
     def _changed(self, spec: JobSpec, setting: Setting) -> list[Setting]:
         level = min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - setting.fraction))
         found = [setting._replace(fraction=self.levels[i]) for i in (level - 1, level + 1) if 0 <= i < len(self.levels)]
-        own = own_batch(self.estimates, spec)
+        own = self.estimates.own_batch(spec)
         if spec.batch_range is not None and own and not spec.exact:
             now = setting.batch_size or own
             low, high = spec.batch_range
@@ -217,12 +189,12 @@ class ShareSearch:
         return found
 
     def _fits(self, vector: Vector) -> bool:
-        """Whether memory suffices, taking all of a job's to grow with its batch."""
+        """Whether memory suffices, if a job's memory grows in proportion to its batch size."""
         if not self.memory_bytes:
             return True
         needed = 0.0
         for tenant, setting in zip(self.tenants, vector, strict=True):
-            own = own_batch(self.estimates, tenant.spec)
+            own = self.estimates.own_batch(tenant.spec)
             grown = setting.batch_size / own if setting.batch_size and own else 1.0
             needed += memory_of(self.estimates, tenant.spec) * max(1.0, grown)
         return needed <= self.memory_bytes

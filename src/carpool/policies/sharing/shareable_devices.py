@@ -18,16 +18,15 @@ Likeness = tuple[int, tuple[Kind, ...], str, int, int]
 
 
 def likeness(job: Job) -> Likeness:
-    """What decides where a job fits: jobs that are alike fit, or do not fit, alike."""
+    """Traits that decide where a job fits."""
     spec = job.spec
     return (spec.devices, spec.kinds, spec.model, spec.batch_size, spec.memory_bytes)
 
 
 class ShareableDevices:
-    """Held devices with room for another resident, by how many they have already.
+    """Held devices with room for another resident, by the number of residents.
 
-    Devices that are free, and devices that are full, cost nothing after the first look; the first look costs what is
-    held, and afterwards a change costs what it touches.
+    The first query scans all held devices; afterwards only changed ones are updated.
     """
 
     __slots__ = ("_draft", "_levels")
@@ -42,7 +41,7 @@ class ShareableDevices:
         return any(self._levels)
 
     def open_to(self, job: Job, fraction: float = 1.0, *, fullest_first: bool = False) -> Iterator[DeviceId]:
-        """Devices that can take the job, those with the fewest residents first."""
+        """Devices that can take the job, fewest residents first."""
         kinds = job.spec.kinds
         cluster = self._draft.view.cluster
         for level in reversed(self._levels) if fullest_first else self._levels:
@@ -51,7 +50,7 @@ class ShareableDevices:
                     yield device
 
     def refile(self, allocation: Allocation) -> None:
-        """Look again at devices that a job has just taken or left."""
+        """Update devices that a job has just taken or left."""
         for device in allocation.devices():
             for level in self._levels:
                 level.pop(device, None)
@@ -63,7 +62,7 @@ class ShareableDevices:
             self._levels[count][device] = None
 
     def _fits(self, job: Job, device: DeviceId, fraction: float) -> bool:
-        """Whether the virtual load and the memory of a device leave room for the job."""
+        """Whether the virtual load and memory of a device leave room for the job."""
         draft = self._draft
         view, residents = draft.view, draft.occupancy.residents(device)
         if sum([resident.fraction for resident in residents]) + fraction > view.policy.max_virtual + _EPSILON:
@@ -78,7 +77,7 @@ class ShareableDevices:
 
 
 def pick_devices(draft: Draft, job: Job, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...] | None:
-    """The first devices offered that are as many as the job asks for: on one node if one has them, of one kind."""
+    """The first offered devices, as many as the job requests: of one type, on one node if possible."""
     width = job.spec.devices
     cluster = draft.view.cluster
     by_bank: dict[int, list[DeviceId]] = {}
@@ -94,7 +93,7 @@ def pick_devices(draft: Draft, job: Job, devices: Iterable[DeviceId]) -> tuple[D
 
 
 def fastest_first(draft: Draft, job: Job) -> Sequence[Kind]:
-    """Kinds the job may run on, by the rate believed of it there."""
+    """Device types the job may use, by estimated rate."""
     kinds = draft.kinds_for(job)
     if len(kinds) < 2:
         return kinds
@@ -103,7 +102,7 @@ def fastest_first(draft: Draft, job: Job) -> Sequence[Kind]:
 
 
 def start_alone(draft: Draft, job: Job, fraction: float = 1.0, turn: int = 0) -> Allocation | None:
-    """Give the job free devices of the fastest kind that has enough of them, or nothing."""
+    """Assign free devices of the fastest type that has enough; None if there is none."""
     if draft.num_free < job.spec.devices:
         return None
     for kind in fastest_first(draft, job):
@@ -122,9 +121,9 @@ def start_alone(draft: Draft, job: Job, fraction: float = 1.0, turn: int = 0) ->
 def start_jobs(
     draft: Draft, rooms: ShareableDevices, jobs: Iterable[Job], *ways: Callable[[Job], Allocation | None]
 ) -> tuple[int, ...]:
-    """Start jobs, one after another, each in the first way that works for it; how many were started in each way.
+    """Start jobs in order, each in the first way that works; returns how many were started in each way.
 
-    It ends when there is no room anywhere. Jobs like one that was refused are passed over: they would be refused too.
+    Stops when there is no room anywhere. Jobs like one that was refused are skipped.
     """
     started = [0] * len(ways)
     refused: set[Likeness] = set()
@@ -154,7 +153,7 @@ def turns_on(draft: Draft, device: DeviceId, without: JobId | None = None) -> li
 
 
 def placement_with_neighbours(draft: Draft, job: Job, allocation: Allocation) -> Placement:
-    """What an allocation would look like to a rate model after the changes so far, neighbours included."""
+    """An allocation as a rate model sees it after the draft's changes, with neighbours."""
     view = draft.view
     neighbours: dict[JobId, Neighbour] = {}
     for device in allocation.devices():
@@ -170,13 +169,13 @@ def placement_with_neighbours(draft: Draft, job: Job, allocation: Allocation) ->
 
 
 def residents_of(draft: Draft, device: DeviceId) -> list[Job]:
-    """The jobs of a device in order of submission."""
+    """The jobs on a device in order of submission."""
     jobs = draft.view.jobs
     return sorted((jobs[r.job] for r in draft.occupancy.residents(device)), key=lambda job: (job.seq, job.id))
 
 
 class StartedJob(NamedTuple):
-    """What a job was given, and whether it has its devices to itself."""
+    """A started job's allocation, and whether it has its devices to itself."""
 
     allocation: Allocation
     alone: bool
@@ -185,7 +184,7 @@ class StartedJob(NamedTuple):
 def admit(
     draft: Draft, rooms: ShareableDevices, jobs: Iterable[Job], join: Callable[[Job], Allocation | None]
 ) -> Iterator[StartedJob]:
-    """Start jobs on free devices, else where `join` puts them; a wide one that finds none blocks those behind it."""
+    """Start jobs on free devices, else where `join` puts them; a multi-device job that does not fit blocks others."""
     for job in jobs:
         if not rooms and not draft.num_free:
             return
@@ -201,7 +200,7 @@ def admit(
 
 
 def describe_starts(starts: Sequence[StartedJob]) -> Iterator[str]:
-    """How many started, and how; nothing where nobody did."""
+    """How many jobs started, and how; nothing if none did."""
     if starts:
         alone = sum(start.alone for start in starts)
-        yield f"{alone} started alone, {len(starts) - alone} beside others"
+        yield f"started {alone} alone and {len(starts) - alone} beside other jobs"

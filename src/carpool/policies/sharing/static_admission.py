@@ -14,7 +14,6 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, DeviceId, Job, JobSpec, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.topology import Neighbour, Placement
-from carpool.policies.estimator_queries import KnowsUse
 from carpool.policies.registry import register
 from carpool.policies.sharing.shareable_devices import ShareableDevices, pick_devices, start_alone, start_jobs
 
@@ -24,10 +23,10 @@ _FITS = ("emptiest", "packed")
 @register("mps-equal")
 @dataclass(frozen=True, slots=True)
 class MpsEqual(Policy):
-    """First fit by memory into `slots` equal slots of each device, in order of submission; nobody is ever moved.
+    """First fit by memory into `slots` equal slots per device, in order of submission; jobs are never moved.
 
-    A slot is a fraction 1/slots of the device whether or not the other slots are taken: MPS percentages bind when a
-    client starts. Jobs that find no slot wait; later ones may pass them. Policy re-implementation.
+    A slot is a fraction 1/slots of the device even if other slots are empty: MPS percentages are fixed when a
+    client starts. Jobs without a slot wait; later ones may pass them. Policy re-implementation.
     """
 
     shares_devices: ClassVar[bool] = True
@@ -42,7 +41,6 @@ class MpsEqual(Policy):
             raise UnknownName("fit", self.fit, _FITS)
 
     def plan(self, view: Snapshot) -> Plan:
-        """Put waiting jobs into open slots."""
         if not view.waiting:
             return Plan.NOTHING
         draft = Draft(view)
@@ -51,7 +49,7 @@ class MpsEqual(Policy):
         join = partial(self._join, draft, rooms)
         ways = (join, alone) if self.fit == "packed" else (alone, join)
         placed = sum(start_jobs(draft, rooms, draft.waiting(), *ways))
-        return draft.finish(f"{placed} into slots of 1/{self.slots}") if placed else Plan.NOTHING
+        return draft.finish(f"started {placed} in slots of 1/{self.slots}") if placed else Plan.NOTHING
 
     def _join(self, draft: Draft, rooms: ShareableDevices, job: Job) -> Allocation | None:
         fraction = 1.0 / self.slots
@@ -66,16 +64,15 @@ class MpsEqual(Policy):
 @register("kernel-est")
 @dataclass(frozen=True, slots=True)
 class KernelEst(Policy):
-    """Free devices first; else beside others where nobody's predicted slowdown exceeds a limit; else wait.
+    """Start jobs on free devices, else co-locate them where no predicted slowdown exceeds a limit.
 
     With S and B the sums of the other residents' SM and memory-bandwidth use and s, b the job's own:
 
         slowdown = 1 + sm·S + memory·B + sm_sm·s·S + memory_memory·b·B
 
-    Where the estimator does not know use, pairs are added up from believed rates:
-    slowdown = 1 + Σ_j (rate alone / rate beside j − 1). Jobs share without caps and are never moved. Our reading of a
-    baseline whose source is lost; policy re-implementation. The default coefficients are a least-squares fit, with
-    coefficients not below zero, of 6,000 random groups of two to four in a parametric world (mean error 2.4 %).
+    Where the estimator does not know use, slowdown = 1 + Σ_j (rate alone / rate beside j − 1). Jobs share without
+    caps and are never moved. Our reading of a baseline whose source is lost. The default coefficients are a non-
+    negative least-squares fit of 6,000 random groups of two to four in a parametric world (mean error 2.4 %).
     """
 
     shares_devices: ClassVar[bool] = True
@@ -95,7 +92,6 @@ class KernelEst(Policy):
             raise InputError(f"max_slowdown is {self.max_slowdown}", way_out="Give a number of at least 1.")
 
     def plan(self, view: Snapshot) -> Plan:
-        """Place waiting jobs in order of submission; those that would do harm are passed over."""
         if not view.waiting:
             return Plan.NOTHING
         draft = Draft(view)
@@ -104,10 +100,10 @@ class KernelEst(Policy):
         alone, together = start_jobs(draft, rooms, draft.waiting(), *ways)
         if not alone + together:
             return Plan.NOTHING
-        return draft.finish(f"{alone} alone, {together} where slowdown stays below {self.max_slowdown:g}")
+        return draft.finish(f"started {alone} alone and {together} where slowdown stays below {self.max_slowdown:g}")
 
     def _join(self, draft: Draft, rooms: ShareableDevices, job: Job) -> Allocation | None:
-        """Beside the residents that are harmed least."""
+        """Join the residents that are slowed least."""
         harms = [(self._harm(draft, job, device), device) for device in rooms.open_to(job)]
         bearable = sorted([(sum(harm), device) for harm, device in harms if max(harm) <= self.max_slowdown])
         devices = pick_devices(draft, job, [device for _, device in bearable])
@@ -118,18 +114,17 @@ class KernelEst(Policy):
         return allocation
 
     def _harm(self, draft: Draft, job: Job, device: DeviceId) -> list[float]:
-        """Predicted slowdown of everybody on a device, the job included."""
+        """Predicted slowdown of every job on a device, including the new one."""
         jobs = draft.view.jobs
         specs = [jobs[resident.job].spec for resident in draft.occupancy.residents(device)]
         return self.slowdowns(draft.view.estimates, [*specs, job.spec], draft.view.cluster.kind_of(device))
 
     def slowdowns(self, estimates: Estimator, specs: Sequence[JobSpec], kind: Kind) -> list[float]:
-        """Predicted slowdown of each of several jobs on one device."""
-        if not isinstance(estimates, KnowsUse):
+        uses = [use for spec in specs if (use := estimates.use(spec, kind)) is not None]
+        if len(uses) < len(specs):
             return [
                 _from_pairs(estimates, spec, [other for other in specs if other is not spec], kind) for spec in specs
             ]
-        uses = [estimates.use(spec, kind) for spec in specs]
         all_sm = sum([use.sm for use in uses])
         all_memory = sum([use.memory_bw for use in uses])
         return [
@@ -141,7 +136,7 @@ class KernelEst(Policy):
 
 
 def _from_pairs(estimates: Estimator, spec: JobSpec, others: Sequence[JobSpec], kind: Kind) -> float:
-    """The extra time of each pair added up, from rates believed alone and beside one neighbour."""
+    """The sum of pairwise slowdowns, from rates alone and beside one neighbour."""
     groups = ((kind, spec.devices),)
     alone = estimates.rate(spec, Placement(groups)).mean
     slowdown = 1.0

@@ -15,14 +15,14 @@ _SPANS = (1, 2, 4)  # looks that a window may last
 _REMEMBERED = 2 * _SPANS[-1] + 1  # looks
 _STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
 _ALIKE = 0.01  # values that measuring cannot tell apart: the earlier vector is the plainer one
-_MOST_SILENT = 6  # looks in a row at which nobody has reported
+_MOST_SILENT = 6  # consecutive looks without a report
 _MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone, or not all report
 _FEWEST_STEPS = 4  # of each job in a window, where nothing is believed of them: the first few are not like the others
 _MOST_AWAITED = 150  # looks in a row at which not all have reported, where nothing is believed of them
 
 
 class Tried(NamedTuple):
-    """A vector that was measured: what the objective says of it, and the speeds relative to alone."""
+    """A measured vector, its objective, and speeds relative to alone."""
 
     vector: Vector
     value: float
@@ -30,7 +30,7 @@ class Tried(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a job stood at a look."""
+    """A job's progress at a look."""
 
     done: float
     at: float
@@ -41,7 +41,7 @@ Marks = tuple[Mark, ...]  # of all jobs of a mix
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One mix on one device: the vectors measured so far, and how far the measurement of the present one has come."""
+    """One mix on one device: measured vectors, and the state of the current measurement."""
 
     mix: tuple[JobId, ...]
     now: Vector
@@ -57,30 +57,28 @@ class Trial:
 
     @property
     def best(self) -> Vector:
-        """The best vector measured, or the first that is as good but for noise; the present one while none is."""
+        """The best measured vector, preferring an earlier one within noise; the current one while none is measured."""
         return next((each.vector for each in self.tried if each.value >= self.value * (1.0 - _ALIKE)), self.now)
 
     @property
     def value(self) -> float:
-        """The most that one reached."""
+        """The objective of the best vector."""
         return max((each.value for each in self.tried), default=0.0)
 
     @property
     def most(self) -> float:
-        """The largest Σ P / P(alone) that a vector reached."""
+        """The largest Σ P / P(alone) of a vector."""
         return max((sum(each.speeds) for each in self.tried), default=0.0)
 
     def is_last(self, tries: int) -> bool:
-        """Whether no further vector is to be measured."""
         return len(self.tried) >= tries
 
     def seen(self, residents: Sequence[Job], *, is_guess: bool = False) -> Trial:
-        """After a look at the jobs: two windows in a row that agree, whatever their length, are a measurement.
+        """Record a look at the jobs; two consecutive windows that agree make a measurement.
 
-        Windows last one look, two or four: when reports are heard of jitters, and short ones differ by that alone. None
-        ends before every job has reported: one that makes slow steps needs longer, and so does one whose first step is
-        to load its kernels. Where nobody reports between orders, the rates that are believed to hold
-        have to do after a while, unless they are a guess.
+        Windows span one, two or four looks, since report times jitter. None ends before every job has reported:
+        slow steps and loading kernels take longer. Where jobs do not report between orders, estimated rates are
+        used after a while, unless they are a guess.
         """
         looked = replace(self, looks=self.looks + 1, waits=0)
         if self.is_measured:
@@ -109,11 +107,11 @@ class Trial:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether what has not come by now is waited for no longer."""
+        """Whether to stop waiting for missing reports."""
         return self.looks >= _MOST_LOOKS
 
     def judged(self, search: ShareSearch, measured: Sequence[float]) -> Trial:
-        """With the present vector's value, and beliefs corrected by what it showed."""
+        """Add the current vector's value, and correct estimates by it."""
         believed = search.believed([self.now])[0]
         low, high = _CORRECTED
         corrections = {
@@ -125,7 +123,7 @@ class Trial:
 
 
 class Trials:
-    """The trials of all devices; read from a note and written to one."""
+    """The trials of all devices, read from and written to a plan's note."""
 
     def __init__(self, trials: dict[DeviceId, Trial], refused: dict[DeviceId, list[tuple[JobId, ...]]]) -> None:
         self._trials = trials
@@ -133,7 +131,6 @@ class Trials:
 
     @classmethod
     def of(cls, note: object) -> Trials:
-        """From what `note` gave."""
         if not isinstance(note, Mapping):
             return cls({}, {})
         trials = {DeviceId(int(device)): _trial(entry) for device, entry in note["trials"].items()}
@@ -144,63 +141,60 @@ class Trials:
         return cls(trials, refused)
 
     def note(self) -> dict[str, Any]:
-        """JSON-able."""
         return {
             "trials": {str(device): _entry(trial) for device, trial in sorted(self._trials.items())},
             "refused": {str(d): [list(mix) for mix in mixes] for d, mixes in sorted(self._refused.items())},
         }
 
     def next_look(self, at: float) -> float | None:
-        """When the next vector is to be judged."""
+        """When the next vector is due."""
         due = [trial.look_at for trial in self._trials.values() if trial.look_at is not None]
         return min((look_at for look_at in due if look_at > at), default=None)
 
     def get(self, device: DeviceId) -> Trial | None:
-        """The trial of a device."""
         return self._trials.get(device)
 
     def knows(self, device: DeviceId, residents: Sequence[Job]) -> bool:
-        """Whether the device's trial is of these very jobs."""
+        """Whether the device's trial is of exactly these jobs."""
         trial = self._trials.get(device)
         return trial is not None and trial.mix == _mix(residents)
 
     def is_refused(self, device: DeviceId, residents: Sequence[Job], newcomer: Job) -> bool:
-        """Whether the newcomer beside these was slower than taking turns."""
+        """Whether the newcomer beside these jobs was slower than running one after another."""
         return tuple(sorted((*_mix(residents), newcomer.id))) in self._refused.get(device, ())
 
     # -------------------------------------------------------------------------------------------------------- changing
     def begin(self, device: DeviceId, residents: Sequence[Job], vector: Vector, look_at: float) -> None:
-        """A new mix runs under its first vector."""
+        """Start a trial of a new mix with its first vector."""
         self._trials[device] = Trial(_mix(residents), vector, look_at)
 
     def go_on(self, device: DeviceId, trial: Trial, vector: Vector, look_at: float) -> None:
-        """The next vector is tried."""
-        anew = replace(trial, marks=(), rates=(), looks=0, waits=0, is_measured=False, has_probed=False)
-        self._trials[device] = replace(anew, now=vector, look_at=look_at)
+        """Try the next vector."""
+        fresh = replace(trial, marks=(), rates=(), looks=0, waits=0, is_measured=False, has_probed=False)
+        self._trials[device] = replace(fresh, now=vector, look_at=look_at)
 
     def keep(self, device: DeviceId, trial: Trial, look_at: float) -> None:
-        """The present vector goes on being measured."""
+        """Continue to measure the current vector."""
         self._trials[device] = replace(trial, look_at=look_at)
 
     def put_off(self, device: DeviceId, look_at: float) -> None:
-        """Not all jobs run as ordered yet: judge later, and from then on."""
+        """Restart the measurement later, since some jobs do not run as ordered yet."""
         self._trials[device] = replace(self._trials[device], look_at=look_at, marks=())
 
     def settle(self, device: DeviceId, trial: Trial, vector: Vector | None = None) -> None:
-        """A vector, the best measured one unless given, stays until the mix changes."""
+        """Keep a vector, by default the best measured one, until the mix changes."""
         self._trials[device] = replace(trial, now=vector or trial.best, look_at=None)
 
     def refuse(self, device: DeviceId, residents: Sequence[Job]) -> None:
-        """Remember a mix that does not pay; the rest of it is tuned anew."""
+        """Remember a mix that is not worthwhile, and drop its trial."""
         self._refused.setdefault(device, []).append(tuple(sorted(_mix(residents))))
         self._trials.pop(device, None)
 
     def drop(self, device: DeviceId) -> None:
-        """Nobody shares the device any more."""
         self._trials.pop(device, None)
 
     def forget(self, draft: Draft) -> None:
-        """Leave out devices that nobody holds, and mixes with jobs that are over."""
+        """Drop devices without jobs, and mixes with jobs that are over."""
         held = set(draft.occupancy.shared_devices())
         jobs = draft.view.jobs
         self._trials = {device: trial for device, trial in self._trials.items() if device in held}
@@ -249,13 +243,13 @@ def _trial(entry: Mapping[str, Any]) -> Trial:
 
 
 def _marks(looks: Sequence[Any]) -> tuple[Marks, ...]:
-    """Those of versions that remembered one look only are forgotten: the vector is measured anew."""
+    """Marks of older versions with a single look are dropped: the vector is measured again."""
     is_old = any(not isinstance(mark, Sequence) for marks in looks for mark in marks)
     return () if is_old else tuple(tuple(Mark(*mark) for mark in marks) for marks in looks)
 
 
 def _rates(then: Marks, now: Marks, residents: Sequence[Job]) -> tuple[float, ...]:
-    """Work per second between two looks; as believed where nothing was reported."""
+    """Work per second between two looks; the estimate if nothing was reported."""
     return tuple(
         (new.done - old.done) / (new.at - old.at) if new.at > old.at else job.rate
         for old, new, job in zip(then, now, residents, strict=True)

@@ -5,54 +5,54 @@ With s the shares, x_i job i's speed relative to alone on the whole device, and 
     1/x_i = 1 + h_i·(1/s_i − 1) + Σ_{j≠i} (c_ij·(0.7·y_j + 0.3·s_j) + d_ij·s_j^8)        h, c, d ≥ 0
     1/y_j = 1 + h_j·(1/s_j − 1)
 
-The first term is Amdahl's law for a cap: h, the hunger, is the part of a step that more multiprocessors shorten;
-measuring a job alone under its cap shows it. The second is what neighbours take: mostly in proportion to the work they
-get done under their caps, since capping one that needs few multiprocessors spares the others little; and far more where
-a cap leaves no multiprocessor free of them. Fitted to the vectors tried by non-negative least squares of relative
-errors, and held near what is typical while there are few. After the throughput estimator of competitive sharing (task
-combination and shares in, throughput out); the form is ours, chosen on seven mixes on an H200
-(`benchmarks/share_model.py`).
+The first term is Amdahl's law for a cap: h, the SM sensitivity, is the part of a step that more multiprocessors
+shorten; measuring a job alone under its cap shows it. The second is interference: mostly in proportion to the work
+neighbours do under their caps, since capping a job that needs few multiprocessors helps the others little, and far more
+where no multiprocessor is free of them. Fitted by non-negative least squares of relative errors, regularized towards
+typical values while few vectors are measured. After the throughput estimator of competitive sharing; the form is ours,
+chosen on seven mixes on an H200 (`benchmarks/share_model.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobSpec, Kind
 from carpool.core.topology import Placement
-from carpool.policies.estimator_queries import memory_of, own_batch, worth_of_step
-from carpool.policies.sharing.share_search import MixEntry, Setting, Vector
+from carpool.policies.estimator_queries import memory_of, worth_of_step
+from carpool.policies.sharing.share_search import Setting, Vector
 
 Floats = NDArray[np.float64]
 Shares = tuple[float, ...]
 Solo = tuple[float, float]  # a cap, and the speed alone under it relative to the whole device
 
-_WORK = 0.7  # of what a neighbour takes: by the work it gets done; the rest by its cap
-_CROWDS = 8  # exponent of the term that matters only near whole caps
-_TYPICAL = (0.3, 0.4, 0.4)  # h, c and d before anything is tried
-_DOUBT = 0.02  # weight of the typical numbers against one measured vector
+_WORK = 0.7  # part of interference by work done; the rest by cap
+_CROWDS = 8  # exponent of the term for nearly whole caps
+_TYPICAL = (0.3, 0.4, 0.4)  # h, c and d before any measurement
+_DOUBT = 0.02  # weight of the typical values against one measured vector
 _LEAST = 1e-3
 
 
 class Slowdown:
-    """Fitted to one mix."""
+    """The slowdown model, fitted to one mix."""
 
     def fit(
         self, shares: Sequence[Shares], speeds: Sequence[Sequence[float]], solos: Sequence[Sequence[Solo]] = ()
     ) -> Slowdown:
-        """Learn from vectors of shares and the speeds they gave, and from each job alone under some caps."""
+        """Fit to measured vectors of shares and their speeds, and to jobs measured alone under caps."""
         from scipy.optimize import nnls  # half a second to import
 
         count = len(shares[0])
-        typical_hunger, takes, crowds = _TYPICAL
-        self.hungers_ = [sm_sensitivity(own) for own in solos] if solos else [typical_hunger] * count
-        typical = np.array([typical_hunger, *[takes] * (count - 1), *[crowds] * (count - 1)])
+        typical_sensitivity, takes, crowds = _TYPICAL
+        self.sensitivities_ = [sm_sensitivity(own) for own in solos] if solos else [typical_sensitivity] * count
+        typical = np.array([typical_sensitivity, *[takes] * (count - 1), *[crowds] * (count - 1)])
         doubt = np.sqrt(_DOUBT) * np.eye(len(typical))
         self.numbers_: list[Floats] = []
         for place in range(count):
@@ -68,46 +68,43 @@ class Slowdown:
         return self
 
     def predict(self, shares: Shares) -> list[float]:
-        """Speeds relative to alone under a vector."""
         return [1.0 / (1.0 + float(self._row(shares, place) @ own)) for place, own in enumerate(self.numbers_)]
 
     def _row(self, shares: Sequence[float], place: int) -> Floats:
         others = [other for other in range(len(shares)) if other != place]
-        takes = [_WORK * _capped(self.hungers_[o], shares[o]) + (1.0 - _WORK) * shares[o] for o in others]
+        takes = [_WORK * _capped(self.sensitivities_[o], shares[o]) + (1.0 - _WORK) * shares[o] for o in others]
         return np.array([1.0 / shares[place] - 1.0, *takes, *[shares[other] ** _CROWDS for other in others]])
 
 
 def sm_sensitivity(solos: Sequence[Solo]) -> float:
-    """The h of a job by itself; the typical one where it was not measured under a cap."""
+    """Fitted h of a job alone; the typical value if it was not measured under a cap."""
     shown = [(1.0 / max(speed, _LEAST) - 1.0) / (1.0 / share - 1.0) for share, speed in solos if share < 1.0]
     return max(0.0, sum(shown) / len(shown)) if shown else _TYPICAL[0]
 
 
 def _capped(sm_sensitivity: float, share: float) -> float:
-    """Speed alone under a cap; nothing where a job is not there."""
+    """Speed alone under a cap; 0 if the job is absent."""
     return 1.0 / (1.0 + sm_sensitivity * (1.0 / share - 1.0)) if share > 0.0 else 0.0
 
 
-# A job's rate is what it has alone, times what its neighbours and caps leave it (`Slowdown`), over what a larger batch
-# costs. With k = m/m0 a batch over the job's own, a step takes
-#
-#     T(m) / T(m0) = f + (1 − f)·k
-#
-# f is the part of a step that does not grow with its batch: a half until vectors with other batches have been tried, then
-# what they showed. What a step with a batch is worth to the training is asked of whoever counts steps (`worth_of_step`).
-
-
 _ERROR = 0.1  # spread of a prediction, relative to it
-_FIXED = 0.5  # part of a step that does not grow with its batch, until measured
+_FIXED = 0.5  # f until measured
 
 
 @dataclass(slots=True)
-class TrialModel:
-    """As measured where a vector was tried; elsewhere as slowdowns and batches say."""
+class TrialModel(Estimator):
+    """Rates of a mix: as measured for tried vectors, elsewhere by `Slowdown` and batch size.
+
+    With k = m/m0 the batch size over the job's own, a step takes T(m) / T(m0) = f + (1 − f)·k, where f is the part
+    that does not grow with the batch, 0.5 until vectors with other batch sizes were measured.
+    """
+
+    predicts_mixes: ClassVar[bool] = True
+    counts_steps: ClassVar[bool] = True
 
     estimates: Estimator
     specs: Sequence[JobSpec]  # of the mix, in its order
-    tried: Mapping[Vector, Sequence[float]]  # progress relative to alone with the own batch
+    tried: Mapping[Vector, Sequence[float]]  # progress relative to alone at the own batch size
     solos: Sequence[Sequence[Solo]] = ()  # of each job
     _model: Slowdown = field(default_factory=Slowdown)
     _fixed: list[float] = field(default_factory=list)
@@ -122,11 +119,9 @@ class TrialModel:
 
     @property
     def version(self) -> int:
-        """That of what is believed of jobs alone."""
         return self.estimates.version
 
     def mixed(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> list[list[Estimate]]:
-        """Rate of each job of each mix on one device of a kind."""
         found = []
         for mix in mixes:
             vector = tuple(Setting(fraction, batch_size) for _, fraction, batch_size in mix)
@@ -138,7 +133,7 @@ class TrialModel:
         return found
 
     def _believed(self, vector: Vector) -> list[float]:
-        """Steps per second under a vector, relative to those alone with the own batch."""
+        """Steps per second under a vector, relative to alone at the own batch size."""
         kept = self._model.predict(_shares(vector))
         grown = map(self._factor_less_one, self.specs, vector)
         return [k / (1.0 + (1.0 - fixed) * more) for k, fixed, more in zip(kept, self._fixed, grown, strict=True)]
@@ -148,7 +143,7 @@ class TrialModel:
         return [made / worth_of_step(self.estimates, spec, setting.batch_size) for spec, setting, made in places]
 
     def _fixed_part(self, place: int) -> float:
-        """The f of one job, as the vectors with other batches of it showed in the mean."""
+        """Fitted f of one job: the mean over measured vectors with other batch sizes."""
         shown = []
         for vector, progress in self.tried.items():
             more = self._factor_less_one(self.specs[place], vector[place])
@@ -160,33 +155,28 @@ class TrialModel:
         return sum(shown) / len(shown) if shown else _FIXED
 
     def _factor_less_one(self, spec: JobSpec, setting: Setting) -> float:
-        """By how much the batch is larger than the own one, relative to it."""
-        own = own_batch(self.estimates, spec)
+        """m/m0 − 1."""
+        own = self.estimates.own_batch(spec)
         return setting.batch_size / own - 1.0 if setting.batch_size and own else 0.0
 
-    # ------------------------------------------------------------------------------------- as believed without the mix
+    # ------------------------------------------------------------------------------------------ delegated to the base
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Of a job by itself."""
         return self.estimates.rate(spec, placement)
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """Steps still to do."""
         return self.estimates.remaining(job, at)
 
     def progress(self, spec: JobSpec, batch_size: int) -> float:
-        """What a step with a batch is worth, in steps with the job's own."""
         return worth_of_step(self.estimates, spec, batch_size)
 
     def own_batch(self, spec: JobSpec) -> int:
-        """The batch size that its author gave a job; 0: not known yet."""
-        return own_batch(self.estimates, spec)
+        return self.estimates.own_batch(spec)
 
-    def memory(self, spec: JobSpec) -> int:
-        """Bytes at its own batch size; 0: unknown."""
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
         return memory_of(self.estimates, spec)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Nothing: trials teach it."""
+        """Trials teach it, not reports."""
 
 
 def _shares(vector: Vector) -> tuple[float, ...]:

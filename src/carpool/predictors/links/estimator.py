@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
@@ -15,39 +15,38 @@ from carpool.predictors.links.layout import PlacedTraining
 from carpool.predictors.links.throughput import Throughput
 from carpool.predictors.move_cost import MoveCostObserver
 
-_SITE_SAMPLES = 64  # of a step, where a job names no batch: only how it is cut matters
+_SITE_SAMPLES = 64  # batch size where a job has none: only the split matters
 
 
 class Site(NamedTuple):
-    """Where a job runs, and with which batch (0: its own)."""
+    """Where a job runs, and its batch size (0: its own)."""
 
     groups: Groups
     batch_size: int = 0
 
     @property
     def width(self) -> int:
-        """How many devices."""
         return sum([count for _, count in self.groups])
 
 
 class SiteRates:
-    """Throughput over the links of a cluster, fitted to the sites that jobs were measured at.
+    """Rates over the links of a cluster, fitted to the sites where jobs were measured.
 
-    How much of a step is fixed shows only on unlike numbers of devices: before that there is no answer.
+    The fixed part of a step shows only on different device counts: before that there is no answer.
     """
 
     def __init__(self, cluster: Cluster, throughput: Throughput | None = None) -> None:
         self.cluster = cluster
         self._throughput = throughput or Throughput(Fabric.of(cluster))
         self._widths: dict[JobId, set[int]] = {}
-        self._batches: dict[JobId, set[int]] = {}  # that a job was measured with
-        self._like: dict[Site, PlacedTraining | None] = {}  # a job there, its name left out
+        self._batches: dict[JobId, set[int]] = {}  # measured batch sizes
+        self._like: dict[Site, PlacedTraining | None] = {}  # a training there, without its name
         self._steps: dict[JobId, dict[Site, Estimate | None]] = {}
-        self._there: dict[Groups, set[JobId]] = {}  # who was measured where
+        self._there: dict[Groups, set[JobId]] = {}  # jobs measured there
         self._asked: set[tuple[Groups, bool]] = set()
 
     def fit(self, measured: Iterable[tuple[JobId, Site, float]]) -> SiteRates:
-        """From scratch, to jobs at sites and their steps per second."""
+        """Fit from scratch to jobs at sites and their steps per second."""
         for known in (self._widths, self._batches, self._steps, self._there, self._asked):
             known.clear()
         groups, seconds = [], []
@@ -63,7 +62,7 @@ class SiteRates:
         return self
 
     def ratio(self, job: JobId, before: Site, after: Site) -> Estimate | None:
-        """The job's rate at one site over that at another; None where too little is known."""
+        """The job's rate at one site over that at another; None if unknown."""
         if len(self._widths.get(job, ())) < 2:
             return None
         old, new = self._step_s(job, before), self._step_s(job, after)
@@ -73,7 +72,7 @@ class SiteRates:
         return Estimate(ratio, ratio * new.std / new.mean)
 
     def _step_s(self, job: JobId, site: Site) -> Estimate | None:
-        """Plans ask for the same sites again and again, and what they ask of one job they ask of others too."""
+        """Cached step time; the first query of a site predicts it for all comparable jobs at once."""
         steps = self._steps.setdefault(job, {})
         found = steps.get(site)
         if found is None and site not in steps:
@@ -82,9 +81,9 @@ class SiteRates:
         return found
 
     def _others_there(self, job: JobId, groups: Groups) -> Iterator[tuple[JobId, Site]]:
-        """Jobs whose sites can be compared, on those devices with their batches; nobody the second time.
+        """Comparable jobs to predict together on those devices; none the second time.
 
-        A job that was measured there is asked about with all others that were, and any other one with everybody.
+        A job measured there is predicted with all others measured there, any other job with all.
         """
         there = self._there.get(groups, ())
         asked = (groups, job in there)
@@ -95,7 +94,7 @@ class SiteRates:
                     yield from [(other, Site(groups, batch_size)) for batch_size in self._batches[other]]
 
     def _predict(self, asked: Iterable[tuple[JobId, Site]]) -> None:
-        """Find the steps that are not known yet, all at once."""
+        """Predict unknown step times in one call."""
         runners: dict[tuple[JobId, Site], PlacedTraining] = {}
         for job, site in asked:
             steps = self._steps.setdefault(job, {})
@@ -122,15 +121,15 @@ class SiteRates:
         return PlacedTraining("", devices, kinds, (samples,) * len(devices))
 
 
-_SAME = 2  # steps kept of one training in one place with one batch
-_REFIT = 0.25  # of all steps that have to be new before all are fitted again; sooner for a training seen on few widths
+_SAME = 2  # steps kept per training, placement and batch size
+_REFIT = 0.25  # part of new steps that triggers a refit; sooner for a training seen on few device counts
 _UNSURE = 0.5  # relative spread of a guess
-_SERIAL = 0.1  # part of a step that more devices do not shorten, until that was seen
-_SAMPLES = 32  # on each device asked for, where a job names no batch
+_SERIAL = 0.1  # serial part of a step, until measured
+_SAMPLES = 32  # per requested device, where a job has no batch size
 
 
 class TransferHints(NamedTuple):
-    """What is known beforehand of a training's transfers."""
+    """Known properties of a training's transfers."""
 
     gradient_bytes: float = 0.0  # 0: to be learned
     input_bytes: float = 0.0  # of a sample
@@ -139,24 +138,25 @@ class TransferHints(NamedTuple):
 
 @dataclass(slots=True)
 class _Work:
-    """What a step of a job is worth, in units of its work."""
+    """Units of work per step of a job."""
 
     per_step: float
     batch: int
 
 
-class LinkEstimator:
-    """Learns step times over the links from all jobs (`Throughput`), and what moves cost (`MoveCostObserver`).
+class LinkEstimator(Estimator):
+    """Learns step times over links from all jobs (`Throughput`), and the cost of moves (`MoveCostObserver`).
 
-    A placement says how many devices on each node, not which: any nodes that have them stand for it, so that only what
-    devices and nodes of a kind have in common is told apart. Of a job that has not reported yet it is only known how
-    places compare. How much work is left is what the spec declares.
+    A placement has device counts per node, not devices: representative nodes stand for it, so only types of devices
+    and nodes are distinguished. For a job that has not reported yet only ratios between placements are known.
+    Remaining work is what the spec declares.
     """
+
+    version = 0
 
     def __init__(
         self, cluster: Cluster, fabric: Fabric | None = None, known: Mapping[str, TransferHints] | None = None
     ) -> None:
-        self.version = 0
         self.throughput = Throughput(fabric or Fabric.of(cluster))
         self.moves = MoveCostObserver()
         self._cluster = cluster
@@ -170,20 +170,19 @@ class LinkEstimator:
 
     # ------------------------------------------------------------------------------------------------------- asking
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Units of work per second there."""
         share = placement.fraction / max(1.0, placement.load)
         work = self._work.get(spec.id)
-        step = self.step_s(spec, placement)
+        step = self.step_time(spec, placement)
         if work is None or step is None:
             rate = placement.num_devices / spec.devices * share
-            if step is not None and (asked := self.step_s(spec, self._asked_for(spec, placement))) is not None:
-                rate = asked.mean / step.mean * share  # as declared on what it asked for, and in proportion elsewhere
+            if step is not None and (asked := self.step_time(spec, self._asked_for(spec, placement))) is not None:
+                rate = asked.mean / step.mean * share  # as declared on what it requested, in proportion elsewhere
             return Estimate(rate, rate * _UNSURE)
         batch = placement.batch_size or spec.batch_size or work.batch
         rate = work.per_step * batch / work.batch / step.mean * share
         return Estimate(rate, rate * step.std / step.mean)
 
-    def step_s(self, spec: JobSpec, placement: Placement) -> Estimate | None:
+    def step_time(self, spec: JobSpec, placement: Placement) -> Estimate | None:
         """Seconds of a step there; None before anything was learned of it."""
         if spec.model not in self._widths:
             return None
@@ -198,10 +197,10 @@ class LinkEstimator:
         return found
 
     def _first_step(self, runner: PlacedTraining) -> Estimate | None:
-        """Scaled from where a training was seen, while that was one number of devices only.
+        """Scaled from the only device count seen so far.
 
-        How much of a step is fixed does not show there. More devices are taken to help (Amdahl, a tenth serial), so
-        that it comes to be tried.
+        The fixed part of a step is unknown then; more devices are assumed to help (Amdahl, a tenth serial), so
+        that they are tried.
         """
         widths = self._widths[runner.model]
         if len(widths) > 1:
@@ -212,20 +211,17 @@ class LinkEstimator:
         return Estimate(scaled, scaled * _UNSURE)
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """What the spec declares less what is done."""
         return Estimate(job.remaining_at(at))
 
     def move_s(self, spec: JobSpec) -> float | None:
-        """Seconds that a change of devices costs, as far as moves were seen."""
         return self.moves.move_s(spec)
 
     # ------------------------------------------------------------------------------------------------------ learning
     def record(self, record: Record) -> None:
-        """Follow the scheduler, to see what moves cost."""
         self.moves.record(record)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Take in a measured step of whole devices."""
+        """Learn a measured step on whole devices."""
         held = job.observed
         if held is None or not report.step_s or report.rate <= 0.0 or held.fractions != (1.0,):
             return
@@ -256,14 +252,14 @@ class LinkEstimator:
         return placement.batch_size or spec.batch_size or _SAMPLES * spec.devices
 
     def _asked_for(self, spec: JobSpec, placement: Placement) -> Placement:
-        """As many devices as the job asked for, of the placement's first kind, on as few nodes as possible."""
+        """As many devices as requested, of the placement's first type, on as few nodes as possible."""
         kind = placement.groups[0][0]
         whole, rest = divmod(spec.devices, self._cluster.node_size[kind])
         full = ((kind, self._cluster.node_size[kind]),) * whole
         return Placement(((kind, rest), *full) if rest else full, batch_size=placement.batch_size)
 
     def _runner(self, spec: JobSpec, groups: Groups, batch: int) -> PlacedTraining | None:
-        """The job on devices that stand for a placement; None where the cluster has none such."""
+        """The job on representative devices of a placement; None if the cluster has none."""
         if groups not in self._spots:
             self._spots[groups] = representative_devices(self._cluster, groups)
         devices = self._spots[groups]

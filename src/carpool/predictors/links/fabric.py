@@ -14,7 +14,7 @@ NETWORK = "network"  # links between nodes, where a cluster declares none
 
 
 class FabricLink(NamedTuple):
-    """A link as data see it: two ends and a kind. Links of one kind are taken to be equally fast, each way."""
+    """A link between two ends, of a link type. Links of one type are assumed equally fast, each way."""
 
     ends: tuple[str, str]
     kind: str
@@ -33,10 +33,10 @@ Groups = tuple[tuple[Kind, int], ...]  # as in a placement
 
 
 class Fabric:
-    """Devices, nodes and switches joined by links. Speeds are not part of it: those are learned, by kind of link.
+    """Devices, nodes and switches joined by links; speeds are learned per link type.
 
-    A device is called by its number; any other end has a name of its own. Data take the route of the fewest links,
-    the one listed first on ties.
+    A device is called by its number, any other end by a name. Data take the route of the fewest links, the first
+    listed on ties.
     """
 
     def __init__(self, wires: Iterable[FabricLink]) -> None:
@@ -53,10 +53,10 @@ class Fabric:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Fabric:
-        """What a cluster says of itself: a bus from each device to its node, by the device's kind, and a network.
+        """The fabric of a cluster: a bus from each device to its node, by device type, and a network.
 
-        Declared links join the nodes they name, each a kind of its own, since each may be as fast as it likes; nodes
-        that no link names are joined by a switch.
+        Declared links join the nodes they name, each a link type of its own; nodes without links are joined by
+        a switch.
         """
         wires: list[FabricLink] = []
         for node in cluster.nodes:
@@ -66,19 +66,19 @@ class Fabric:
         wires += [FabricLink(link.ends, f"link {link.ends[0]}-{link.ends[1]}") for link in cluster.links]
         lone = [node.name for node in cluster.nodes if node.name not in linked]
         if lone and linked:
-            lone.append(min(linked))  # so that all can be reached
+            lone.append(min(linked))  # so that all are connected
         wires += [FabricLink((name, "switch"), NETWORK) for name in lone] if len(lone) > 1 else []
         return cls(wires)
 
     def route(self, start: str, end: str) -> Route:
-        """The links from one end to another; none when they are the same."""
+        """The links from one end to another."""
         found = self._routes.get((start, end))
         if found is None:
             found = self._routes[start, end] = self._search(start, end)
         return found
 
     def host(self, device: int) -> str:
-        """The nearest end of a device that is no device: where its input comes from."""
+        """The nearest end that is not a device: where a device's input comes from."""
         found = self._hosts.get(device)
         if found is None:
             found = self._hosts[device] = next(
@@ -87,7 +87,7 @@ class Fabric:
         return found
 
     def in_order(self, devices: Sequence[int]) -> list[int]:
-        """Devices so that each is near the next: from the lowest on, always the nearest that is left."""
+        """Devices in a chain from the lowest, always continuing with the nearest left."""
         left = sorted(devices)
         order = left[:1]
         del left[:1]
@@ -98,7 +98,7 @@ class Fabric:
         return order
 
     def _search(self, start: str, end: str) -> Route:
-        """Breadth first from the start, going on where the last search from there stopped."""
+        """Breadth-first search, continuing where the last one from there stopped."""
         came, edge = self._searches.setdefault(start, ({start: None}, deque([start])))
         while edge and end not in came:
             here = edge.popleft()
@@ -117,10 +117,7 @@ class Fabric:
 
 
 def representative_devices(cluster: Cluster, groups: Groups) -> tuple[int, ...] | None:
-    """Devices that stand for a placement: each group on the first node that has it, unlike kinds perhaps on one.
-
-    None where the cluster has no such place.
-    """
+    """Devices that stand for a placement: each group on the first node that has it; None if there is none."""
     used: set[tuple[int, Kind]] = set()
     found: list[int] = []
     for kind, count in sorted(groups, key=lambda group: -group[1]):

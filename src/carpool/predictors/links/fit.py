@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.predictors.blas_threads import one_thread
+from carpool.numerics import one_thread
 from carpool.predictors.links.layout import Floats, Ints
 from carpool.predictors.links.step_model import KeyIndex, Lookup, PerKeyParams, StepModel, StepParams
 
 _ERROR = 0.05  # relative error of a measured step that counts as usual
-_OFTEN = 3  # measured steps of a batch size before it has a figure of its own
-# how far, in logarithms, figures may be from what is expected of them: first those that all trainings share
+_OFTEN = 3  # measured steps of a batch size before it has a parameter of its own
+# prior standard deviations in logarithms, first of parameters that all trainings share
 _FAR = {
     "speed": 3.0,
     "latency": 2.0,
@@ -31,7 +31,7 @@ _OWN_FAR, _BATCH_FAR = 0.3, 0.3
 
 @dataclass(frozen=True, slots=True)
 class ParamVector:
-    """Where each figure stands in one long row."""
+    """Where each parameter is in one flat vector."""
 
     names: tuple[str, ...]
     starts: dict[str, int]
@@ -43,7 +43,7 @@ class ParamVector:
 
     @classmethod
     def of(cls, steps: StepModel, figures: StepParams) -> ParamVector:
-        """Of the figures that the steps of a layout depend on; what they are now is what is expected of them."""
+        """For the parameters of a layout's steps; their current values are the prior."""
         names = tuple(_FAR)
         sizes = [len(getattr(figures, name)) for name in names]
         *firsts, end = accumulate(sizes, initial=0)
@@ -56,19 +56,17 @@ class ParamVector:
         return cls(names, starts, own, batch, expected, far, figures.reach)
 
     def expect_alike(self, transferring: Ints, found: StepParams) -> None:
-        """A training of which no transfer was seen is expected to hide as much of them as the others do."""
+        """A training without observed transfers is expected to overlap as much as the others."""
         if len(transferring):
             first = self.starts["hidden"]
             self.expected[first : first + len(found.hidden)] = found.hidden[transferring].mean()
 
     def flat(self, figures: StepParams) -> Floats:
-        """Figures as a row."""
         own, batch = Lookup(list(self.own.places)), Lookup(list(self.batch.places))
         shared = [getattr(figures, name) for name in self.names]
         return np.concatenate([*shared, own(figures.own), batch(figures.batch)])
 
     def figures(self, row: Floats) -> StepParams:
-        """A row as figures."""
         ends = [*list(self.starts.values())[1:], len(row)]
         parts = {name: row[first:end] for (name, first), end in zip(self.starts.items(), ends, strict=True)}
         own, batch = PerKeyParams(self.own, parts.pop("own")), PerKeyParams(self.batch, parts.pop("batch"))
@@ -76,11 +74,11 @@ class ParamVector:
 
     @property
     def num_shared(self) -> int:
-        """How many figures at the beginning of the row are shared by all trainings."""
+        """How many leading parameters are shared by all trainings."""
         return self.starts["fixed"]
 
     def blocks(self) -> Ints:
-        """[training, place]: where the figures that are a training's alone stand; the row's length where none is."""
+        """[training, place]: positions of each training's own parameters; the vector's length where none."""
         mine = np.arange(self.starts["per_sample"] - self.starts["fixed"])  # trainings
         columns = [mine + self.starts[name] for name in ("fixed", "per_sample", "hidden", "bytes")]
         owners = [mine] * len(columns)
@@ -97,7 +95,7 @@ class ParamVector:
 
 
 class ResidualGradients(NamedTuple):
-    """Errors of members, and how they change with the figures that they depend on."""
+    """Errors of members, and their derivatives by the parameters."""
 
     errors: Floats  # [member]
     shared: Floats  # [member, figure]: the first of the row
@@ -106,9 +104,9 @@ class ResidualGradients(NamedTuple):
 
 
 class Residuals:
-    """Errors of the logarithm of step times, in usual ones, and how they change with each figure.
+    """Normalized errors of log step times, and their derivatives by the parameters.
 
-    What members of a group do to each other is held fixed meanwhile.
+    Interaction between members of a group is held fixed.
     """
 
     def __init__(self, steps: StepModel, sheet: ParamVector, met: Floats, measured: Floats) -> None:
@@ -123,17 +121,15 @@ class Residuals:
         self._own: Ints = np.array([sheet.starts["own"] + own[key] for key in steps.own_keys], np.intp)
 
     def members(self, row: Floats) -> Floats:
-        """One for each member."""
         figures = self.sheet.figures(row)
         compute, _ = self.steps.compute(figures)
         return self._apart_from_measured(self.steps.total(figures, compute, self._met))
 
     def figures(self, row: Floats) -> Floats:
-        """One for each figure that is not as expected."""
         return np.asarray((row - self.sheet.expected) / self.sheet.far)
 
     def slopes(self, row: Floats) -> ResidualGradients:
-        """The derivatives of members' errors: each has few that are not 0, so that the work is linear in members."""
+        """Derivatives of members' errors: sparse, so that the work is linear in members."""
         steps, figures = self.steps, self.sheet.figures(row)
         compute, slowest = steps.compute(figures)
         total, changes = steps.changes(figures, compute, self._met)
@@ -162,30 +158,29 @@ class Residuals:
         return np.asarray((np.log(total) - self._measured) / _ERROR)
 
 
-# The error that is made small is Σ √(1 + e²) − 1 over members and figures: large ones count little more than linearly.
-# Steps are those of Gauss and Newton with the weights 1/√(1 + e²), damped (Levenberg, Marquardt). What is a training's
-# alone does not touch what is another's, so that
+# Minimizes Σ √(1 + e²) − 1 over members and parameters, so large errors count about linearly, by damped Gauss-Newton
+# steps (Levenberg, Marquardt) with weights 1/√(1 + e²). Trainings do not share their own parameters, so
 #
-# - `solve_own` lets all trainings take their steps at once, each with a damping of its own, what is shared held fixed;
-# - `solve` takes steps in what is shared, what is each training's alone eliminated (Schur's complement) and put right
-#   after each of them by `solve_own` (after Golub and Pereyra's variable projection, 1973).
+# - `solve_own` lets all trainings step at once, each with its own damping, shared parameters fixed;
+# - `solve` steps in the shared parameters, each training's own eliminated (Schur complement) and corrected after each
+#   step by `solve_own` (after Golub and Pereyra's variable projection, 1973).
 #
-# The work is linear in what was measured.
+# The work is linear in the number of measurements.
 
 
-_STEPS, _FIRST, _AFTER = 30, 20, 3  # at most: in what is shared; of each training's own before these, and after each
-_OWN = 12  # of each training's own alone: what they still would save is little beside what steps differ by chance
-_GOOD, _GOOD_OWN = 1e-5, 1e-3  # of the error that a step must save for another to be taken
-_DAMPED, _LESS, _MORE = 0.1, 0.2, 4.0  # of the diagonal at first, after a step that helps, after one that does not
+_STEPS, _FIRST, _AFTER = 30, 20, 3  # at most: shared steps; own steps before these, and after each
+_OWN = 12  # own steps alone; more would gain less than measurement noise
+_GOOD, _GOOD_OWN = 1e-5, 1e-3  # relative gain of a step below which it is the last
+_DAMPED, _LESS, _MORE = 0.1, 0.2, 4.0  # on the diagonal: initial, after a successful step, after a failed one
 _DAMPED_OWN, _LESS_OWN, _MORE_OWN = 1.0, 0.1, 3.0
-_TRIES = 6  # dampings that are tried before it is taken that nothing helps
-_MAX_MOVE = 2.0  # that a figure moves in one step, in logarithms
+_TRIES = 6  # dampings tried before giving up
+_MAX_MOVE = 2.0  # of a parameter in one step, in logarithms
 
 
 def solve(errors: Residuals, row: Floats) -> Floats:
-    """The best row near another one."""
+    """The best vector near a given one."""
     own = _Own(errors)
-    with one_thread(), np.errstate(all="ignore"):  # a step that goes too far is not kept
+    with one_thread(), np.errstate(all="ignore"):  # a step that goes too far is dropped
         row = own.solved(row, _FIRST)
         cost, damping = own.cost(row), _DAMPED
         for _ in range(_STEPS):
@@ -205,13 +200,13 @@ def solve(errors: Residuals, row: Floats) -> Floats:
 
 
 def solve_own(errors: Residuals, row: Floats) -> Floats:
-    """The same, with what is shared by all as it is."""
+    """The same with the shared parameters fixed."""
     with one_thread(), np.errstate(all="ignore"):
         return _Own(errors).solved(row, _OWN)
 
 
 class _Bent(NamedTuple):
-    """Slopes and curvature of the whole error at a row."""
+    """Gradient and curvature of the whole error."""
 
     pull: Floats  # [shared]
     bend: Floats  # [shared, shared]
@@ -220,7 +215,7 @@ class _Bent(NamedTuple):
     between: Floats  # [training, place, shared]
 
     def moved(self, row: Floats, damping: float, columns: Ints) -> Floats:
-        """The row after a step of everything, damped in what is shared."""
+        """The vector after a full step, damped in the shared parameters."""
         solved = np.linalg.solve(self.own_bend, np.concatenate([self.between, self.own_pull[:, :, None]], axis=2))
         followed, alone = solved[:, :, :-1], solved[:, :, -1]
         bend = self.bend - np.einsum("tps,tpr->sr", self.between, followed)
@@ -234,7 +229,7 @@ class _Bent(NamedTuple):
 
 
 class _Own:
-    """Which figures of a row are whose, and what each training makes of its own."""
+    """Ownership of parameters, and each training's own steps."""
 
     def __init__(self, errors: Residuals) -> None:
         self._errors = errors
@@ -252,7 +247,7 @@ class _Own:
         return float(_softened(self._errors.members(row)).sum() + _softened(self._errors.figures(row)).sum())
 
     def solved(self, row: Floats, steps: int) -> Floats:
-        """The row with each training's own figures nearer to their best."""
+        """The vector with each training's own parameters improved."""
         row, now = row.copy(), self._costs(row)
         damping, is_open = np.full(self._num, _DAMPED_OWN), np.ones(self._num, np.bool_)
         place = np.arange(self._width)
@@ -273,7 +268,7 @@ class _Own:
         return row
 
     def bent(self, row: Floats) -> _Bent:
-        """Slopes and curvature of everything."""
+        """Gradient and curvature of everything."""
         found = self._errors.slopes(row)
         weights = _weights(found.errors)
         weighted = weights[:, None] * found.shared
@@ -289,7 +284,7 @@ class _Own:
         )
 
     def _bent_alone(self, row: Floats, found: ResidualGradients) -> tuple[Floats, Floats]:
-        """Slopes and curvature of each training by itself: [training, place], [training, place, place]."""
+        """Gradient and curvature of each training alone: [training, place], [training, place, place]."""
         num, width = self._num, self._width
         at, places = self._at(found), self._place[found.columns]
         weighted = _weights(found.errors)[:, None] * found.own
@@ -297,17 +292,17 @@ class _Own:
         pairs, products = at[:, :, None] * width + places[:, None, :], weighted[:, :, None] * found.own[:, None, :]
         bend = _summed(pairs, products, num * width**2).reshape(num, width, width)
         apart = np.append(self._errors.figures(row), 0.0)
-        per = np.append(1.0 / self._errors.sheet.far, 1.0)  # what is nobody's figure stays where it is
+        per = np.append(1.0 / self._errors.sheet.far, 1.0)  # unowned positions do not move
         place = np.arange(width)
         bend[:, place, place] += (_weights(apart) * per**2)[self.columns]
         return np.asarray(pull + (_weights(apart) * apart * per)[self.columns]), bend
 
     def _at(self, found: ResidualGradients) -> Ints:
-        """[member, own]: which of all trainings' figures."""
+        """[member, own]: index among all trainings' own parameters."""
         return np.asarray(self._errors.steps.training[:, None] * self._width + self._place[found.columns])
 
     def _costs(self, row: Floats) -> Floats:
-        """[training]: of its members and of its own figures."""
+        """[training]: error of its members and its own parameters."""
         members = np.bincount(self._errors.steps.training, _softened(self._errors.members(row)), self._num)
         figures = np.bincount(self._owner, _softened(self._errors.figures(row)), self._num + 1)
         return np.asarray(members + figures[: self._num])
@@ -325,18 +320,19 @@ def _weights(errors: Floats) -> Floats:
     return np.asarray(1.0 / np.sqrt(1.0 + errors**2))
 
 
-# What all have in common depends on few figures, which hundreds of trainings tell no better than dozens; so where there
-# are many (`tellers`), some are fitted together, and then each of the others to what came out (`link_solver.solve_own`).
+# Shared parameters are few, and hundreds of trainings determine them no better than dozens; so where there are many,
+# some are fitted together (`reference_trainings`), then each of the others with the shared parameters fixed
+# (`solve_own`).
 
 
-_EACH = 24  # trainings that are enough to know a kind of link, or of device
-_FITS = 3  # rounds of fitting, and of what members of a group do to each other
+_EACH = 24  # trainings that determine a link or device type well enough
+_FITS = 3  # rounds of fitting and of interaction between members of a group
 
 
 def fit(steps: StepModel, seconds: Floats, expected: StepParams) -> StepParams:
-    """The figures under which the steps of a layout take the measured seconds, as far as they can."""
+    """Fit the parameters of a layout to measured step times."""
     found = _started(steps, seconds, expected)
-    found.reach = np.array([steps.spread.min(axis=0), steps.spread.max(axis=0)])  # nothing is guessed beyond
+    found.reach = np.array([steps.spread.min(axis=0), steps.spread.max(axis=0)])  # no extrapolation beyond
     sheet = ParamVector.of(steps, found)
     for _ in range(_FITS):
         _, met = steps.met(found, steps.compute(found)[0])
@@ -347,7 +343,7 @@ def fit(steps: StepModel, seconds: Floats, expected: StepParams) -> StepParams:
 
 
 def fit_trainings(steps: StepModel, seconds: Floats, expected: StepParams, known: StepParams) -> StepParams:
-    """The same, but for what is not a training's alone: that is as another fit has found it."""
+    """The same with the shared parameters of another fit."""
     found = _started(steps, seconds, expected)
     shared = {name: getattr(known, name) for name in ("speed", "latency", "slowness", "crowding", "reach")}
     found = replace(found, **shared, hidden=np.full(len(found.hidden), known.hidden.mean()))
@@ -359,7 +355,7 @@ def fit_trainings(steps: StepModel, seconds: Floats, expected: StepParams, known
 
 
 def reference_trainings(steps: StepModel) -> set[int]:
-    """Trainings whose steps are enough to know all links and devices: of each kind those that were seen most on it."""
+    """Trainings that determine all link and device types: for each type those seen most on it."""
     layout = steps.layout
     on_links = np.stack([steps.training[layout.stage_member[layout.load_stage]], layout.load_kind])
     on_devices = np.stack([steps.training[layout.device_member], layout.device_kind])
@@ -374,7 +370,7 @@ def reference_trainings(steps: StepModel) -> set[int]:
 
 
 def _started(steps: StepModel, seconds: Floats, expected: StepParams) -> StepParams:
-    """Half of a training's quickest measured time is taken for fixed, half for samples."""
+    """Initial guess: half of a training's fastest time is fixed, half per sample."""
     samples = steps.most_samples
     fixed, per_sample = expected.fixed.copy(), expected.per_sample.copy()
     for figure, measured in ((fixed, seconds), (per_sample, seconds / samples)):

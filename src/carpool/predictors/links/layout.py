@@ -14,7 +14,7 @@ from carpool.predictors.links.fabric import Fabric, Hop
 
 
 class GradientFlow(NamedTuple):
-    """Data on their way from one end to another: a portion of all gradients."""
+    """Data from one end to another: a portion of all gradients."""
 
     start: str
     end: str
@@ -22,14 +22,14 @@ class GradientFlow(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Flows that go on at the same time, so many times over; the next stage begins when all have arrived."""
+    """Concurrent flows, repeated; the next stage starts when all have arrived."""
 
     flows: tuple[GradientFlow, ...]
     repeats: int = 1
 
 
 class LinkLoad(NamedTuple):
-    """What a stage puts on one link in one direction: flows at once, and the portion of the gradients in them."""
+    """Load of a stage on one link in one direction: concurrent flows, and their portion of the gradients."""
 
     hop: Hop
     flows: int
@@ -38,7 +38,7 @@ class LinkLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """A stage as the links see it."""
+    """A stage as link loads."""
 
     loads: tuple[LinkLoad, ...]
     hops: tuple[Hop, ...]  # of its longest route: each costs a latency
@@ -49,7 +49,7 @@ ParamExchange = Callable[[Fabric, Sequence[int]], list[Stage]]
 
 
 def ring(fabric: Fabric, devices: Sequence[int]) -> list[Stage]:
-    """All-reduce around a ring, neighbours next to each other: 2(n − 1) rounds of a n-th of the gradients each.
+    """Ring all-reduce over neighbours: 2(n − 1) rounds of an n-th of the gradients each.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009.
     """
@@ -60,7 +60,7 @@ def ring(fabric: Fabric, devices: Sequence[int]) -> list[Stage]:
 
 
 def tree(fabric: Fabric, devices: Sequence[int]) -> list[Stage]:
-    """All-reduce up and down a binary tree over neighbours: each level carries all gradients, up, then down."""
+    """Binary-tree all-reduce over neighbours: each level carries all gradients, up, then down."""
     order = fabric.in_order(devices)
     levels: list[tuple[GradientFlow, ...]] = []
     reach = 1
@@ -73,14 +73,14 @@ def tree(fabric: Fabric, devices: Sequence[int]) -> list[Stage]:
 
 
 def server(fabric: Fabric, devices: Sequence[int]) -> list[Stage]:
-    """A parameter server on the first device: all others send it all gradients, then fetch all parameters."""
+    """Parameter server on the first device: all others send all gradients, then fetch all parameters."""
     first, *others = fabric.in_order(devices)
     push = tuple([GradientFlow(str(device), str(first), 1.0) for device in others])
     return [Stage(push), Stage(tuple([GradientFlow(flow.end, flow.start, flow.portion) for flow in push]))]
 
 
 def scatter(fabric: Fabric, devices: Sequence[int]) -> list[Stage]:
-    """Each device adds up and updates a n-th of the parameters: every pair exchanges a n-th, twice."""
+    """Each device reduces and updates an n-th of the parameters: every pair exchanges an n-th, twice."""
     num = len(devices)
     pairs = tuple(
         [GradientFlow(str(one), str(other), 1.0 / num) for one in devices for other in devices if one != other]
@@ -92,14 +92,14 @@ EXCHANGES: dict[str, ParamExchange] = {"ring": ring, "tree": tree, "server": ser
 
 
 def stages(fabric: Fabric, devices: Sequence[int], exchange: str) -> list[Stage]:
-    """The transfers that synchronise devices after a step; none for one device."""
+    """The transfers that synchronize devices after a step; none for one device."""
     if exchange not in EXCHANGES:
         raise UnknownName("exchange", exchange, EXCHANGES)
     return EXCHANGES[exchange](fabric, devices) if len(devices) > 1 else []
 
 
 def stage_load(fabric: Fabric, stage: Stage) -> StageLoad:
-    """Follow every flow of a stage, link by link."""
+    """Route every flow of a stage link by link."""
     flows: dict[Hop, int] = {}
     portions: dict[Hop, float] = {}
     longest: tuple[Hop, ...] = ()
@@ -113,7 +113,7 @@ def stage_load(fabric: Fabric, stage: Stage) -> StageLoad:
 
 
 def input_load(fabric: Fabric, devices: Sequence[int]) -> StageLoad:
-    """The input of a step on its way from the hosts to the devices, an equal portion for each."""
+    """Input transfers of a step from hosts to devices, in equal portions."""
     portion = 1.0 / len(devices)
     flows = tuple([GradientFlow(fabric.host(device), str(device), portion) for device in devices])
     return stage_load(fabric, Stage(flows))
@@ -124,15 +124,15 @@ Ints = NDArray[np.intp]
 
 
 class PlacedTraining(NamedTuple):
-    """A training on certain devices, as a model of throughput sees it."""
+    """A training on certain devices."""
 
-    model: str  # what is learned of it is filed under this name
+    model: str  # name under which it is learned
     devices: tuple[int, ...]
     kinds: tuple[str, ...]  # of the devices
-    samples: tuple[float, ...]  # that each of them computes in a step
+    samples: tuple[float, ...]  # per device and step
     gradient_bytes: float = 0.0  # 0: unknown, to be learned
-    input_bytes: float = 0.0  # of one sample, on its way to a device in every step
-    exchange: str = "ring"  # how gradients are added up, see `transfers`
+    input_bytes: float = 0.0  # per sample
+    exchange: str = "ring"  # gradient exchange: ring, tree, server or scatter
 
 
 Group = Sequence[PlacedTraining]  # trainings that run at the same time
@@ -142,7 +142,7 @@ GRADIENTS, INPUT = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLayout:
-    """Flat arrays over members (runners of all groups), their devices, stages of transfers, and links in a stage."""
+    """Flat arrays over members of all groups, their devices, transfer stages, and link loads."""
 
     runners: tuple[PlacedTraining, ...]
     # devices, by member
@@ -167,12 +167,11 @@ class GroupLayout:
 
     @property
     def num_members(self) -> int:
-        """Runners of all groups."""
         return len(self.runners)
 
 
 class _Rows:
-    """The arrays of a layout while they grow."""
+    """The arrays of a layout under construction."""
 
     def __init__(self, fabric: Fabric, kinds: Sequence[str]) -> None:
         self.fabric = fabric
@@ -188,13 +187,14 @@ class _Rows:
         self.spread: list[tuple[float, float, float, float]] = []
 
     def add(self, group: Group, walks: dict[object, list[tuple[int, StageLoad]]]) -> None:
-        """One more group."""
         on_hop: dict[Hop, list[tuple[tuple[int, int], int]]] = {}
         for runner in group:
             member = len(self.runners)
             self.runners.append(runner)
             for kind, samples in dict.fromkeys(zip(runner.kinds, runner.samples, strict=True)):
-                self.devices.append((member, self.kinds[kind], samples))  # like devices with like parts are as fast
+                self.devices.append(
+                    (member, self.kinds[kind], samples)
+                )  # equal devices with equal parts are equally fast
             self.spread.append(_spread(self.fabric, runner.devices))
             for stream, walked in _walks(self.fabric, runner, walks):
                 self._add_stage(member, stream, walked, on_hop)
@@ -202,7 +202,6 @@ class _Rows:
             self.met += [(one, other) for whose, one in here for theirs, other in here if whose != theirs]
 
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Members, devices, stages, loads, and loads that meet, so far."""
         return len(self.runners), len(self.devices), len(self.stages), len(self.loads), len(self.met)
 
     def layout(
@@ -214,7 +213,7 @@ class _Rows:
         load: _Picked,
         meeting: _Picked,
     ) -> GroupLayout:
-        """The arrays of some of the rows, those of each group as often as it was picked."""
+        """The arrays of selected rows, repeated for each group picked."""
         devices = np.array(self.devices, np.float64).reshape(-1, 3)
         staged = np.array(self.stages, np.float64).reshape(-1, 3)
         loads = np.array(self.loads, np.float64).reshape(-1, 4)
@@ -259,9 +258,9 @@ class _Rows:
 
 
 def build_layout(fabric: Fabric, kinds: Sequence[str], groups: Sequence[Group]) -> GroupLayout:
-    """The arrays of groups on a fabric with devices of certain kinds.
+    """The arrays of groups on a fabric with devices of certain types.
 
-    Groups that are alike but for their models are looked at once, since plans ask for many jobs in the same places.
+    Groups that differ only in model are laid out once, since plans query many jobs in the same places.
     """
     rows = _Rows(fabric, kinds)
     walks: dict[object, list[tuple[int, StageLoad]]] = {}
@@ -280,12 +279,12 @@ def build_layout(fabric: Fabric, kinds: Sequence[str], groups: Sequence[Group]) 
 
 
 def _shape(runner: PlacedTraining) -> tuple[object, ...]:
-    """All of a runner that its rows depend on."""
+    """Everything of a training that its rows depend on."""
     return runner.devices, runner.kinds, runner.samples, runner.input_bytes > 0.0, runner.exchange
 
 
 class _Picked(NamedTuple):
-    """Rows of unlike groups, over again for each group that is like one of them."""
+    """Rows of distinct groups, repeated for each equal group."""
 
     rows: Ints
     counts: Ints  # [group]
@@ -293,20 +292,20 @@ class _Picked(NamedTuple):
 
     @classmethod
     def of(cls, bounds: Ints, which: Ints) -> _Picked:
-        """From where the rows of unlike groups begin and end, and which of them each group is like."""
+        """From the row ranges of distinct groups, and the index of each group among them."""
         counts = np.diff(bounds)[which]
         shift = np.cumsum(counts) - counts - bounds[which]
         return cls(np.arange(counts.sum()) - np.repeat(shift, counts), counts, shift)
 
     def of_others(self, numbers: Ints, others: _Picked) -> Ints:
-        """Numbers of other rows that these rows name."""
+        """Indices of other rows that these rows refer to."""
         return np.asarray(numbers[self.rows] + np.repeat(others.shift, self.counts))
 
 
 def _walks(
     fabric: Fabric, runner: PlacedTraining, known: dict[object, list[tuple[int, StageLoad]]]
 ) -> list[tuple[int, StageLoad]]:
-    """Every stage of a runner's transfers with its stream; the same devices are walked once."""
+    """Every transfer stage of a training with its stream; cached by devices."""
     key = (runner.devices, runner.exchange, runner.input_bytes > 0.0)
     found = known.get(key)
     if found is None:

@@ -17,7 +17,7 @@ Key = TypeVar("Key", bound=tuple[int, float])
 
 
 class KeyIndex(Generic[Key]):
-    """Which key has which place in a row of figures: the same for all rows that a fit tries."""
+    """Position of each key in a vector of parameters."""
 
     __slots__ = ("places", "sizes")
 
@@ -33,32 +33,30 @@ class KeyIndex(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class PerKeyParams(Generic[Key]):
-    """One figure for each key, in the order of the keys."""
+    """One parameter per key, in the order of the keys."""
 
     keyed: KeyIndex[Key]
     row: NDArray[np.float64]
 
     @classmethod
     def none(cls) -> PerKeyParams[Key]:
-        """Of no key."""
         return cls(KeyIndex(), np.empty(0))
 
 
 class Lookup(Generic[Key]):
-    """Figures of certain keys: 0 where one has none.
+    """Parameters of certain keys: 0 where one has none.
 
-    `between`: a key whose training has figures on both sides of it gets what is between the nearest of them, in the
-    logarithm of the size. Where figures stand is found once for all rows with the same keys.
+    With `between`, a key between two sizes of its training gets the interpolation in the logarithm of the size.
+    Positions are cached for all vectors with the same keys.
     """
 
     def __init__(self, keys: Sequence[Key], *, between: bool = False) -> None:
-        self.unlike = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-        self._of = np.array([self.unlike[key] for key in keys], np.intp)
+        self.distinct = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        self._of = np.array([self.distinct[key] for key in keys], np.intp)
         self._between = between
         self._found: tuple[KeyIndex[Key], _Stand] | None = None
 
     def __call__(self, figures: PerKeyParams[Key]) -> NDArray[np.float64]:
-        """One for each key."""
         if self._found is None or self._found[0] is not figures.keyed:
             self._found = figures.keyed, self._stand(figures.keyed)
         stand = self._found[1]
@@ -69,10 +67,10 @@ class Lookup(Generic[Key]):
         return np.asarray(found[self._of])
 
     def _stand(self, keyed: KeyIndex[Key]) -> _Stand:
-        low = np.full(len(self.unlike), len(keyed), np.intp)
+        low = np.full(len(self.distinct), len(keyed), np.intp)
         apart: list[tuple[int, int]] = []  # key, and where the next larger size stands
         logs: list[tuple[float, float, float]] = []  # of the smaller size, of the key's own, of the larger
-        for place, key in enumerate(self.unlike):
+        for place, key in enumerate(self.distinct):
             known = keyed.places.get(key)
             if known is not None:
                 low[place] = known
@@ -87,7 +85,7 @@ class Lookup(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class _Stand:
-    """Where the figures of keys stand, and how far those in between are from the smaller size."""
+    """Positions of keys, and interpolation weights between sizes."""
 
     low: NDArray[np.intp]  # [key] its own figure, or that of the next smaller size
     apart: NDArray[np.intp]  # the keys between two sizes
@@ -97,7 +95,7 @@ class _Stand:
 
 
 def _beside(sizes: Sequence[float], size: float) -> tuple[float, float] | None:
-    """The nearest sizes on both sides, where there are some."""
+    """The nearest sizes on both sides, if there are any."""
     if not sizes or not sizes[0] < size < sizes[-1]:
         return None
     place = bisect_left(sizes, size)
@@ -108,26 +106,26 @@ def _beside(sizes: Sequence[float], size: float) -> tuple[float, float] | None:
 #     S = Σ stages repeats · (max over links of portion · bytes / speed · met + Σ latencies of the longest route)
 #     T = C + pos(S − o·C)                   what computing does not hide of the transfers; at least the input's time
 #
-# `met` is what others' transfers on the same link cost: while the other is at it, a link is shared in proportion to the
-# flows, or leaves what the other does not take if that is more. How often it is at it follows from its own T and S, so
-# that all members of a group are solved together. c(m) is what a batch that was measured differs from a + b·m.
+# `met` is the slowdown by other transfers on a link, which is shared in proportion to the flows, or leaves what the
+# other does not use if that is more. How often the other transfers follows from its own T and S, so all members of a
+# group are solved together. c(m) is the deviation of a measured batch size from a + b·m.
 
 
-_SOFT = 0.2  # of S: how much is seen of transfers that are just hidden
-_SHARP = 6.0  # of the maximum over kinds of link
-_ROUNDS = 12  # of what members do to each other
+_SOFT = 0.2  # smoothing of pos(), relative to S
+_SHARP = 6.0  # sharpness of the maximum over link types
+_ROUNDS = 12  # of interaction between members
 _BUS, _NETWORK, _LATENCY, _BYTES = (
     np.log(1e10),
     np.log(1e9),
     np.log(2e-5),
     np.log(1e8),
-)  # expected of what nobody has measured
-_HIDDEN = 0.0  # log odds of the part of computing behind which transfers can hide
+)  # priors
+_HIDDEN = 0.0  # log odds of the part of compute time that can hide transfers
 
 
 @dataclass(slots=True)
 class StepParams:
-    """Everything fitted, in logarithms unless said otherwise."""
+    """All fitted parameters, in logarithms unless noted."""
 
     speed: Floats  # [link kind] bytes per second
     latency: Floats  # [link kind] seconds
@@ -135,7 +133,7 @@ class StepParams:
     fixed: Floats  # [training] a, seconds
     per_sample: Floats  # [training] b, seconds
     hidden: Floats  # [training] log odds of o
-    crowding: Floats  # [4] powers of devices, places, most and fewest at a place: what the walk leaves out, for all
+    crowding: Floats  # [4] powers of devices, places, most and fewest per place: effects beyond single links
     bytes: Floats  # [training] gradients, where they are not declared
     reach: Floats = field(default_factory=lambda: np.array([[0.0] * 4, [np.inf] * 4]))  # least and most spread seen
     own: PerKeyParams[tuple[int, int]] = field(default_factory=PerKeyParams.none)  # [training, device kind] slowness
@@ -143,7 +141,7 @@ class StepParams:
 
     @classmethod
     def expected(cls, fabric: Fabric, num_kinds: int, num_trainings: int) -> StepParams:
-        """Before anything is known: links that reach devices are expected to be faster than those between nodes."""
+        """The prior: links to devices are expected to be faster than links between nodes."""
         inner = {wire.kind for wire in fabric.wires for end in wire.ends if end.isdigit()}
         return cls(
             np.array([_BUS if kind in inner else _NETWORK for kind in fabric.kinds]),
@@ -157,7 +155,7 @@ class StepParams:
         )
 
     def with_average(self) -> StepParams:
-        """With one more training, which is like the average of all."""
+        """With one more training, the average of all."""
         fixed, per_sample, hidden, bytes_ = (
             np.append(known, known.mean()) for known in (self.fixed, self.per_sample, self.hidden, self.bytes)
         )
@@ -165,7 +163,7 @@ class StepParams:
 
 
 class TransferTimes(NamedTuple):
-    """Seconds that transfers take."""
+    """Seconds of transfers."""
 
     gradients: Floats  # [member]
     input: Floats  # [member]
@@ -176,7 +174,7 @@ class TransferTimes(NamedTuple):
 
 
 class StepGradients(NamedTuple):
-    """By how much the logarithm of each member's step grows with each figure."""
+    """Derivatives of the logarithm of each member's step time."""
 
     speed: Floats  # [member, link kind]
     latency: Floats  # [member, link kind]
@@ -187,7 +185,7 @@ class StepGradients(NamedTuple):
 
 
 class StepModel:
-    """Step times of a layout for given figures."""
+    """Step times of a layout for given parameters."""
 
     def __init__(self, layout: GroupLayout, trainings: Sequence[int]) -> None:
         self.layout = layout
@@ -208,11 +206,9 @@ class StepModel:
 
     @property
     def most_samples(self) -> Floats:
-        """Samples of each member's busiest device."""
         return np.asarray(np.maximum.reduceat(self.layout.device_samples, self.device_firsts))
 
     def link_uses(self) -> list[int]:
-        """How many stages use each kind of link."""
         pairs = set(zip(self.layout.load_stage.tolist(), self.layout.load_kind.tolist(), strict=True))
         counts = [0] * self.layout.stage_hops.shape[1]
         for _, kind in pairs:
@@ -221,7 +217,7 @@ class StepModel:
 
     # ------------------------------------------------------------------------------------------------------ pieces
     def compute(self, figures: StepParams) -> tuple[Floats, Ints]:
-        """Seconds of computing of each member, and its slowest device."""
+        """Compute seconds of each member, and its slowest device."""
         layout, training = self.layout, self.training[self.layout.device_member]
         base = np.exp(figures.fixed[training]) + np.exp(figures.per_sample[training]) * layout.device_samples
         own, batch = self._own(figures.own), self._batch(figures.batch)
@@ -235,7 +231,7 @@ class StepModel:
         return most, is_most[place]
 
     def transfers(self, figures: StepParams, met: Floats) -> TransferTimes:
-        """Every transfer, each load so much longer as others on its link make it."""
+        """All transfers, each load lengthened by others on its link."""
         layout = self.layout
         learned = np.where(self._declared > 0.0, self._declared, np.exp(figures.bytes[self.training]))
         amount = np.where(self._is_fed, self._fed[layout.stage_member], learned[layout.stage_member])
@@ -254,14 +250,14 @@ class StepModel:
         return TransferTimes(gradients, fed, once, alone, by_links, crowd)
 
     def _bottleneck(self, seconds: Floats) -> Floats:
-        """The slowest link of each kind counts, and of these the slowest most: they hold each other up a little."""
+        """A soft maximum over link types, of the slowest link of each."""
         by_kind = np.maximum.reduceat(seconds, self._kind_firsts)
         scale = np.maximum.reduceat(seconds, self.layout.load_firsts)
         stage = self.layout.load_stage[self._kind_firsts]
         return np.asarray(scale * np.bincount(stage, (by_kind / scale[stage]) ** _SHARP) ** (1.0 / _SHARP))
 
     def met(self, figures: StepParams, compute: Floats) -> tuple[Floats, Floats]:
-        """Seconds of each member's step, and by how much loads take longer because of others (1: not at all)."""
+        """Step time of each member, and the slowdown of loads by others (1: none)."""
         layout = self.layout
         met = np.ones(len(layout.load_stage))
         total = self.total(figures, compute, met)
@@ -281,7 +277,6 @@ class StepModel:
         return total, met
 
     def total(self, figures: StepParams, compute: Floats, met: Floats) -> Floats:
-        """Seconds of a step."""
         carried = self.transfers(figures, met)
         sync = carried.gradients
         over = sync - compute / (1.0 + np.exp(-figures.hidden[self.training]))
@@ -289,10 +284,11 @@ class StepModel:
         return np.asarray(np.maximum(compute + seen, carried.input))
 
     def changes(self, figures: StepParams, compute: Floats, met: Floats) -> tuple[Floats, StepGradients]:
-        """Seconds of a step, and the derivatives of their logarithm; `met` is held fixed.
+        """Step times, and the derivatives of their logarithm; `met` is held fixed.
 
-        With q = √((S − o·C)² + (soft·S)²) and v = ½ (1 + (S − o·C)/q), what is seen of the transfers grows with C by
-        −v·o and with S by v + ½ soft²·S/q. A member that waits for its input changes with the input's transfers alone.
+        With q = √((S − o·C)² + (soft·S)²) and v = ½ (1 + (S − o·C)/q), the visible part of transfers grows with
+        C by −v·o and with S by v + ½ soft²·S/q. A member that waits for its input changes with the input's
+        transfers alone.
         """
         carried = self.transfers(figures, met)
         sync, odds = carried.gradients, 1.0 / (1.0 + np.exp(-figures.hidden[self.training]))
@@ -311,9 +307,10 @@ class StepModel:
     def _moved(
         self, figures: StepParams, carried: TransferTimes, met: Floats, of_sync: Floats, of_input: Floats
     ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Through transfers, by speed, latency, crowding and bytes: `of_sync` and `of_input` for each second of them.
+        """Derivatives through transfers, by speed, latency, crowding and bytes, per second of sync and input.
 
-        A pass is (links + latencies) · crowd; each kind of link has the part (its slowest / links)^sharp of the first.
+        A pass is (links + latencies) · crowd; each link type has the part (its slowest / links)^sharp of the
+        first.
         """
         layout, num_kinds = self.layout, len(figures.speed)
         size = layout.num_members, num_kinds
@@ -334,7 +331,7 @@ class StepModel:
         return np.asarray(speed.reshape(size)), np.asarray(latency), np.asarray(crowding), np.asarray(learned)
 
     def parts(self, figures: StepParams) -> tuple[Floats, Floats, Floats]:
-        """Seconds of computing, of gradients in transfer, and of the whole step."""
+        """Seconds of compute, of gradient transfer, and of the whole step."""
         compute, _ = self.compute(figures)
         total, met = self.met(figures, compute)
         return compute, self.transfers(figures, met).gradients, total

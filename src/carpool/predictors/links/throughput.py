@@ -2,8 +2,8 @@
 
 "The system collects data transaction performance from online execution history across multiple jobs over various
 inter-GPU links to be used in future estimations" (Hwang et al., "Efficient Resource Sharing for Distributed Deep
-Learning"): every transfer of a step is walked over the links (`transfers`), link speeds are fitted to everybody's steps
-(`link_fit`), and what a training does beyond that follows a Gaussian process of its own.
+Learning"): every transfer of a step is routed over the links (`layout`), link speeds are fitted to the steps of all
+jobs (`fit`), and the residual of each training follows a Gaussian process of its own.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ import numpy as np
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
-from carpool.predictors.gaussian_process import GaussianProcess
+from carpool.predictors.gaussian_process import GaussianRegressor
 from carpool.predictors.links.fabric import Fabric, FabricLink
 from carpool.predictors.links.fit import fit, fit_trainings, reference_trainings
 from carpool.predictors.links.layout import Floats, Group, Ints, PlacedTraining, build_layout
 from carpool.predictors.links.step_model import StepModel, StepParams
 
 _SCHEMA = 1
-_FEWEST = 12  # steps of a training before its own habits are looked at
-_ROWS = 240  # steps of a training that are looked at for them, at most
+_FEWEST = 12  # steps of a training before its residuals are modelled
+_ROWS = 240  # steps used for that, at most
 _NOISES = (0.03, 0.1, 0.3, 1.0)
 _LEAST = 0.02  # relative spread, however well everything fits
-_GUESSED = 0.5  # least relative spread where a training, a kind of device or a kind of link was never seen
+_GUESSED = 0.5  # least relative spread for an unseen training, device type or link type
 
 
 class Throughput:
-    """Learns from groups of trainings that ran at the same time, and predicts the step of each in any other group.
+    """Learns from groups of concurrent trainings, and predicts step times in any other group.
 
-    Shared by all: the speed and latency of each kind of link, the slowness of each kind of device. By training: fixed
-    and per-sample time, what computing hides of the transfers, the bytes of the gradients where they are not declared.
+    Shared parameters are speed and latency per link type and slowness per device type. Per training: fixed and per-
+    sample time, overlap of transfers and compute, and gradient bytes where not declared.
     """
 
     def __init__(self, fabric: Fabric, *, habits: bool = True) -> None:
         self.fabric = fabric
-        self.habits = habits  # whether what the formulas leave unexplained of a training is learned too
+        self.habits = habits  # whether to model the residuals of each training
 
     def fit(self, groups: Sequence[Group], seconds: Sequence[Sequence[float]]) -> Throughput:
-        """Learn from scratch; the fit itself is made when it is first asked."""
+        """Learn from scratch; the fit itself is computed on first use."""
         self.groups_: list[tuple[PlacedTraining, ...]] = []
         self.seconds_: list[tuple[float, ...]] = []
         return self.update(groups, seconds)
 
     def update(self, groups: Sequence[Group], seconds: Sequence[Sequence[float]]) -> Throughput:
-        """Learn from more groups: the same as having fitted them all at once."""
+        """Learn from more groups; equal to fitting all at once."""
         if not hasattr(self, "groups_"):
             return self.fit(groups, seconds)
         for group, values in zip(groups, seconds, strict=True):
@@ -68,16 +68,14 @@ class Throughput:
 
     @property
     def num_steps(self) -> int:
-        """How many measured steps it has learned from."""
         return sum(map(len, getattr(self, "groups_", ())))
 
     def link_speeds(self) -> Mapping[str, float]:
-        """Bytes per second of each kind of link, as far as steps tell."""
+        """Bytes per second of each link type, as far as steps tell."""
         return dict(zip(self.fabric.kinds, np.exp(self._fitted().figures.speed).tolist(), strict=True))
 
     # --------------------------------------------------------------------------------------------------------- files
     def save(self, path: str | Path) -> None:
-        """Keep the links and every measured step; what is loaded answers the same."""
         document = {
             "schema": _SCHEMA,
             "wires": self.fabric.wires,
@@ -89,7 +87,6 @@ class Throughput:
 
     @classmethod
     def load(cls, path: str | Path) -> Throughput:
-        """What `save` kept."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
             fabric = Fabric([FabricLink((ends[0], ends[1]), kind) for ends, kind in document["wires"]])
@@ -109,7 +106,7 @@ class Throughput:
 
 
 class _Learned:
-    """What all steps together say."""
+    """The result of a fit."""
 
     def __init__(
         self, fabric: Fabric, groups: Sequence[Group], seconds: Sequence[Sequence[float]], *, habits: bool
@@ -123,29 +120,29 @@ class _Learned:
         self._links = {kind for kind, uses in zip(fabric.kinds, steps.link_uses(), strict=True) if uses}
         compute, sync, total = steps.parts(self.figures)
         left = np.log(measured / total)
-        self._with_average = self.figures.with_average()  # strangers are like the average
+        self._with_average = self.figures.with_average()  # for unseen trainings
         self._counts = np.bincount(steps.training, minlength=len(self._trainings) + 1).astype(float)  # steps of each
         self._error = float(np.sqrt(np.mean(left**2)))
         self._habits = self._learn_habits(steps, _features(steps, compute, sync), left) if habits else {}
 
     def _fitted(self, fabric: Fabric, groups: Sequence[Group], steps: StepModel, measured: Floats) -> StepParams:
-        """Everything together, or, where there are many trainings, some together and the others after them."""
+        """Fit all trainings together, or, if there are many, some together and the others after them."""
         expected = StepParams.expected(fabric, len(self._kinds), len(self._trainings))
         chosen = reference_trainings(steps)
-        told = np.array([training in chosen for training in steps.training.tolist()])
-        if told.all():
+        is_chosen = np.array([training in chosen for training in steps.training.tolist()])
+        if is_chosen.all():
             return fit(steps, measured, expected)
         firsts = np.cumsum([0, *map(len, groups)])
-        told = np.repeat([told[a:b].any() for a, b in pairwise(firsts.tolist())], np.diff(firsts))
-        some = [group for group, first in zip(groups, firsts.tolist(), strict=False) if told[first]]
-        trainings = {each: place for place, each in enumerate(dict.fromkeys(steps.training[told].tolist()))}
+        is_chosen = np.repeat([is_chosen[a:b].any() for a, b in pairwise(firsts.tolist())], np.diff(firsts))
+        some = [group for group, first in zip(groups, firsts.tolist(), strict=False) if is_chosen[first]]
+        trainings = {each: place for place, each in enumerate(dict.fromkeys(steps.training[is_chosen].tolist()))}
         layout = build_layout(fabric, self._kinds, some)
-        few = StepModel(layout, [trainings[each] for each in steps.training[told].tolist()])
-        known = fit(few, measured[told], StepParams.expected(fabric, len(self._kinds), len(trainings)))
+        few = StepModel(layout, [trainings[each] for each in steps.training[is_chosen].tolist()])
+        known = fit(few, measured[is_chosen], StepParams.expected(fabric, len(self._kinds), len(trainings)))
         return fit_trainings(steps, measured, expected, known)
 
     def _learn_habits(self, steps: StepModel, features: Floats, left: Floats) -> dict[int, _Habit]:
-        """What is left unexplained of each training that was seen often enough."""
+        """Model the residuals of each training with enough steps."""
         habits: dict[int, _Habit] = {}
         for training, mine in _by_training(steps):
             if len(mine) >= _FEWEST:
@@ -175,9 +172,9 @@ class _Learned:
         spreads = means * np.where(strange, np.hypot(_GUESSED, spread), spread)
         return [Estimate(mean, apart) for mean, apart in zip(means.tolist(), spreads.tolist(), strict=True)]
 
-    # ------------------------------------------------------------------------------------------------------ strangers
+    # --------------------------------------------------------------------------------------------------------- unseen
     def _are_strange(self, fabric: Fabric, runners: Sequence[PlacedTraining]) -> list[bool]:
-        """Whether nothing was seen of the training, of a kind of its devices, or of a kind of link between them."""
+        """Whether the training, a device type or a link type was never seen."""
         places = dict.fromkeys((runner.devices, runner.kinds) for runner in runners)
         strange = {place: self._is_strange(fabric, *place) for place in places}
         return [each.model not in self._trainings or strange[each.devices, each.kinds] for each in runners]
@@ -190,7 +187,7 @@ class _Learned:
         return not used <= self._links
 
     def _like_known(self, runner: PlacedTraining) -> PlacedTraining:
-        """A kind of device that was never seen is taken for the first that was."""
+        """Replace unseen device types by the first one seen."""
         kinds = tuple([kind if kind in self._kinds else self._kinds[0] for kind in runner.kinds])
         return runner if kinds == runner.kinds else runner._replace(kinds=kinds)
 
@@ -201,14 +198,13 @@ class _Learned:
 
 
 class _Habit:
-    """What the formulas leave unexplained of one training, no further out than it was seen."""
+    """Residuals of one training, without extrapolation."""
 
     def __init__(self, features: Floats, left: Floats) -> None:
         self._reach = features.min(axis=0), features.max(axis=0)
-        self._process = GaussianProcess(noises=_NOISES).fit(features, left)
+        self._process = GaussianRegressor(noises=_NOISES).fit(features, left)
 
     def predict(self, features: Floats) -> tuple[Floats, Floats]:
-        """Mean and spread of the logarithm."""
         return self._process.predict(np.clip(features, *self._reach))
 
 
@@ -220,7 +216,7 @@ def _by_training(steps: StepModel) -> Iterator[tuple[int, Ints]]:
 
 
 def _features(steps: StepModel, compute: Floats, sync: Floats) -> Floats:
-    """A member as its habits see it: how its devices are spread, its samples, and how much the transfers weigh."""
+    """A member's features: spread of its devices, samples, and the weight of transfers."""
     weight = np.log(np.maximum(sync, 1e-6 * compute) / compute)
     return np.column_stack([np.log(steps.layout.spread), np.log(steps.most_samples), np.log(compute), weight])
 

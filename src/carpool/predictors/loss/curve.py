@@ -3,8 +3,7 @@
     l(k) = 1 / (b0·k + b1) + b2,   b0, b1, b2 ≥ 0
 
 Peng et al., "Optimus", EuroSys 2018: stochastic gradient descent converges as O(1/k) towards a floor b2. Losses are
-normalised by what lies between the present loss and 0, steps by the last one, because jobs differ in both by orders of
-magnitude.
+normalized by the current loss, steps by the last one, because jobs differ in both by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from carpool.core.model import JobId
 
 Floats = NDArray[np.float64]
 
-_FEWEST = 5  # points before a curve is believed
-_FLOORS = 16  # floors tried, evenly from 0 to the present loss (or the target), then again between the likely ones
+_FEWEST = 5  # points before a curve is used
+_FLOORS = 16  # floors tried from 0 to the current loss (or the target), then again between the likely ones
 _ROUNDS = 20  # of the damped Gauss-Newton iteration
-_LEAST = 0.02  # of the largest loss: smaller ones are not taken more seriously
-_SETTLED = 1e-3  # relative gain of a round below which there is no other
+_LEAST = 0.02  # of the largest loss: errors of smaller ones are not weighted more
+_SETTLED = 1e-3  # relative gain of a round below which it is the last
 _UNLIKELY = 1e-3  # of the likelihood of the best floor
 _OUTLYING = 1.5  # residuals beyond so many standard deviations count less (Huber)
-_MOST_SURE = 40.0  # points after which more do not make the answer surer: no training follows the formula exactly
-_WIDEST = 1.0  # spread of the logarithm of what remains, at most
-_LATELY = 256  # raw points kept for questions about the last steps
+_MOST_SURE = 40.0  # points after which confidence stops growing: no training follows the formula exactly
+_WIDEST = 1.0  # greatest spread of the logarithm of the remaining steps
+_LATELY = 256  # raw points kept for recent declines
 
 
 @dataclass(slots=True)
 class LossCurve:
     """Learns one training's curve from (step, loss) pairs in bounded memory.
 
-    Points are kept as means of equal numbers of pairs; when there are `capacity` of them, neighbours are merged.
+    Points are means of equal numbers of pairs; when there are `capacity` of them, neighbours are merged.
     """
 
     capacity: int = 64
@@ -56,7 +55,6 @@ class LossCurve:
 
     # ------------------------------------------------------------------------------------------------------ learning
     def fit(self, steps: ArrayLike, losses: ArrayLike) -> LossCurve:
-        """From scratch, to a whole history."""
         fresh = LossCurve(self.capacity)
         for step, loss in zip(np.asarray(steps, float), np.asarray(losses, float), strict=True):
             fresh.partial_fit(float(step), float(loss))
@@ -66,7 +64,7 @@ class LossCurve:
         return self
 
     def partial_fit(self, step: float, loss: float) -> LossCurve:
-        """Take one more pair in; one from steps made again, or that is no number, is left out."""
+        """Add one pair; repeated steps and NaN are ignored."""
         if not isfinite(loss) or (self.lately_ and step <= self.lately_[-1][0]):
             return self
         self.lately_.append((step, loss))
@@ -88,11 +86,10 @@ class LossCurve:
     # -------------------------------------------------------------------------------------------------------- asking
     @property
     def last_step(self) -> float:
-        """The newest step heard of."""
         return self.lately_[-1][0] if self.lately_ else 0.0
 
     def decline(self, steps: float) -> float | None:
-        """The loss so many steps ago less the newest: the sum of its decreases in between. None before there are."""
+        """Decrease of the loss over the last so many steps; None before there are that many."""
         if not self.lately_:
             return None
         since = self.last_step - steps
@@ -100,18 +97,16 @@ class LossCurve:
         return earlier[-1] - self.lately_[-1][1] if earlier else None
 
     def lately(self, steps: float) -> float:
-        """The mean loss reported in so many last steps."""
+        """The mean loss reported in the last so many steps."""
         since = self.last_step - steps
         return float(np.mean([loss for step, loss in self.lately_ if step > since]))
 
     def predict(self, steps: ArrayLike) -> Floats:
-        """The loss after so many steps."""
         b0, b1, b2 = self.params_
         return np.asarray(1.0 / (b0 * np.asarray(steps, float) + b1) + b2)
 
     @property
     def is_known(self) -> bool:
-        """Whether there are points enough to speak of a curve."""
         return len(self.steps_) >= _FEWEST
 
     @property
@@ -125,8 +120,8 @@ class LossCurve:
     def remaining_to(self, target: float, window: int = 1) -> Estimate:
         """Steps from the last one until the mean loss of `window` steps first reaches a target.
 
-        Every floor below the target has a curve of its own; each counts by how well it fits, and the spread between
-        them is the uncertainty: log-normal, since what remains may be many times more but never less than nothing.
+        Every floor below the target has its own curve, weighted by its fit; the spread between them is the
+        uncertainty, log-normal, since remaining steps may be many times more but not negative.
         """
         if not self.is_known:
             return Estimate(inf, inf)
@@ -157,7 +152,7 @@ class LossCurve:
         return Estimate(now + likely, hypot(likely * sqrt(exp(width**2) - 1.0), chance))
 
     def _fits(self, ceiling: float) -> _Fits:
-        """The best curve for each floor from 0 (from further down, where losses are negative) to a ceiling."""
+        """The best curve for each floor from 0 (lower for negative losses) to a ceiling."""
         steps, losses = np.array(self.steps_), np.array(self.losses_)
         lowest = 0.0 if losses.min() >= 0.0 and ceiling > 0.0 else min(ceiling, float(losses.min())) - np.ptp(losses)
         coarse = np.linspace(lowest, ceiling, _FLOORS, endpoint=False)
@@ -170,14 +165,13 @@ class LossCurve:
         return _fit_each(steps, losses, fine)
 
     def _likelihood(self, fits: _Fits) -> Floats:
-        """How much each floor counts, 1 together."""
+        """Weight of each floor; they sum to 1."""
         sure = min(float(len(self.steps_)), _MOST_SURE)
         weights = (fits.errors.min() / fits.errors) ** (0.5 * sure)
         return np.asarray(weights / weights.sum())
 
     # -------------------------------------------------------------------------------------------------------- keeping
     def state(self) -> dict[str, Any]:
-        """Everything learned, as plain JSON values."""
         return {
             "capacity": self.capacity,
             "steps": self.steps_,
@@ -189,7 +183,6 @@ class LossCurve:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> LossCurve:
-        """A curve that goes on from what was kept."""
         curve = cls(state["capacity"], list(state["steps"]), list(state["losses"]), state["stride"])
         curve.open_ = _pairs(state["open"])
         curve.lately_.extend(_pairs(state["lately"]))
@@ -197,7 +190,7 @@ class LossCurve:
 
 
 class _Fits(NamedTuple):
-    """One curve for each of several floors; how far the points are from it, relative to the loss."""
+    """One curve for each of several floors, and its relative errors."""
 
     floors: Floats
     b0: Floats
@@ -207,9 +200,9 @@ class _Fits(NamedTuple):
 
 
 def _first_passage(fits: _Fits, target: float, noise: float, window: int) -> tuple[Floats, Floats]:
-    """The step at which a noisy mean over `window` steps first reaches a target, and how much that varies.
+    """The step at which a noisy mean over `window` steps first reaches a target, and its variation.
 
-    That is before the curve does: in the τ steps in which the curve falls by one standard deviation σ of that mean,
+    That is before the curve does: while the curve falls by one standard deviation σ of that mean, in τ steps,
     τ/window means are drawn, and the lowest lies about Φ⁻¹(window/2τ)·σ below the curve; it varies by about τ/2.
     """
     height = np.maximum(target - fits.floors, 1e-9)
@@ -220,22 +213,23 @@ def _first_passage(fits: _Fits, target: float, noise: float, window: int) -> tup
 
 
 def _fit_each(steps: Floats, losses: Floats, floors: Floats) -> _Fits:
-    """Damped Gauss-Newton in log b0 and log b1 for all floors at once, with Huber's weights.
+    """Damped Gauss-Newton in log b0 and log b1 for all floors at once, with Huber weights.
 
-    Logarithms keep both positive; the damping grows where a step made the error larger, and shrinks where it did not.
-    Errors count relative to the loss, as its noise is about in proportion to it: what was heard last counts most.
+    Errors are relative to the loss, as its noise is roughly proportional to it.
     """
     step_unit, loss_unit = float(steps[-1]) or 1.0, max(float(np.abs(losses).max()), 1e-12)
-    k, heard, floor = steps / step_unit, losses / loss_unit, (floors / loss_unit)[:, None]
-    tops = np.maximum(np.array([heard[:3].mean(), _present(heard)]) - floor, 1e-3)  # above the floor, first and now
+    k, observed, floor = steps / step_unit, losses / loss_unit, (floors / loss_unit)[:, None]
+    tops = np.maximum(
+        np.array([observed[:3].mean(), _present(observed)]) - floor, 1e-3
+    )  # above the floor, first and now
     first = 1.0 / tops[:, :1]
     slope = np.maximum((1.0 / tops[:, 1:] - first) / max(float(k[-1] - k[0]), 1e-9), 1e-3)
-    level = np.maximum(np.convolve(np.pad(np.abs(heard), 2, "edge"), np.full(5, 0.2), "valid"), _LEAST)
+    level = np.maximum(np.convolve(np.pad(np.abs(observed), 2, "edge"), np.full(5, 0.2), "valid"), _LEAST)
     logs = np.log(np.concatenate([slope, np.maximum(first - slope * k[0], 1e-3)], axis=1))
-    best = _Line.at(k, heard - floor, logs, level)
+    best = _Line.at(k, observed - floor, logs, level)
     damping = np.full(len(floors), 1e-2)
     for _ in range(_ROUNDS):
-        tried = _Line.at(k, heard - floor, best.logs + np.clip(best.step(damping), -1.0, 1.0), level)
+        tried = _Line.at(k, observed - floor, best.logs + np.clip(best.step(damping), -1.0, 1.0), level)
         is_better = tried.errors < best.errors
         gained = float(((best.errors - tried.errors) / best.errors).max())
         best = best.where(is_better, tried)
@@ -247,7 +241,7 @@ def _fit_each(steps: Floats, losses: Floats, floors: Floats) -> _Fits:
 
 
 class _Line(NamedTuple):
-    """The curves for given log b0 and log b1, one in each row, and how they would change with these."""
+    """Curves for given log b0 and log b1, one per row, and their derivatives."""
 
     logs: Floats
     gaps: Floats  # what the curves leave unexplained
@@ -270,12 +264,12 @@ class _Line(NamedTuple):
         return cls(logs, gaps, b0 * k * steepness, b1 * steepness, weights, errors, scatter)
 
     def where(self, is_other: NDArray[np.bool_], other: _Line) -> _Line:
-        """Row by row this, or the other."""
+        """Select rows from this or the other."""
         pairs = zip(self, other, strict=True)
         return _Line._make([np.where(is_other if a.ndim == 1 else is_other[:, None], b, a) for a, b in pairs])
 
     def step(self, damping: Floats) -> Floats:
-        """Solve the damped normal equations, two by two."""
+        """Solve the damped 2×2 normal equations."""
         left, right = self.weights * self.by_b0, self.weights * self.by_b1
         a, b, c = ((x * y).sum(axis=1) for x, y in ((left, self.by_b0), (left, self.by_b1), (right, self.by_b1)))
         u, v = (left * self.gaps).sum(axis=1), (right * self.gaps).sum(axis=1)
@@ -285,7 +279,7 @@ class _Line(NamedTuple):
 
 
 def _present(losses: Floats) -> float:
-    """Where the loss is now: the median of the last few points."""
+    """The current loss: the median of the last few points."""
     return float(np.median(losses[-5:]))
 
 
@@ -304,9 +298,9 @@ class LossTarget(NamedTuple):
 
 
 class LossCurves:
-    """One loss curve for every job that reports losses, and the aims of those that end at one.
+    """One loss curve per job that reports losses, and the target losses.
 
-    No estimator by itself: it knows nothing of rates. Estimators own one, feed it, and ask it first.
+    Not an estimator: it knows no rates. Estimators own one.
     """
 
     def __init__(self) -> None:
@@ -315,24 +309,22 @@ class LossCurves:
         self._aims: dict[JobId, LossTarget] = {}
 
     def aim(self, job: JobId, aim: LossTarget) -> None:
-        """The loss at which a job ends has become known."""
+        """Set a job's target loss."""
         if self._aims.get(job) != aim:
             self._aims[job] = aim
             self.version += 1
 
     def learn(self, job: JobId, step: float, loss: float | None) -> None:
-        """Take in what a job says of its loss after so many steps."""
         if loss is not None:
             self._curves.setdefault(job, LossCurve()).partial_fit(step, loss)
             self.version += 1
 
     def forget(self, job: JobId) -> None:
-        """A job is over, and nobody will ask for it any more."""
         self._curves.pop(job, None)
         self._aims.pop(job, None)
 
     def remaining(self, job: JobId, done: float) -> Estimate | None:
-        """Steps from `done` to the job's aim; None where there is none, or too little was heard."""
+        """Steps from `done` to the job's target; None without one, or with too few reports."""
         curve, aim = self._curves.get(job), self._aims.get(job)
         if curve is None or aim is None or not curve.is_known:
             return None
@@ -340,13 +332,13 @@ class LossCurves:
         return Estimate(max(0.0, left.mean - max(0.0, done - curve.last_step)), left.std)
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
-        """How far the loss fell in the last `steps` steps, and its mean in a tenth of them; None before there are."""
+        """Decrease of the loss in the last `steps` steps, and its mean in a tenth of them; None before there are."""
         curve = self._curves.get(job)
         fall = None if curve is None else curve.decline(steps)
         return None if curve is None or fall is None else (fall, curve.lately(0.1 * steps))
 
     def totals(self) -> list[float]:
-        """The whole lengths of the jobs of which they are known by now, in steps."""
+        """Known lengths of jobs, in steps."""
         totals: list[float] = []
         for job, curve in self._curves.items():
             left = self.remaining(job, curve.last_step)
@@ -356,14 +348,12 @@ class LossCurves:
 
     # -------------------------------------------------------------------------------------------------------- keeping
     def save(self, path: Path) -> None:
-        """Write everything learned to a file."""
         curves = {job: curve.state() for job, curve in self._curves.items()}
         document = {"schema": _SCHEMA, "curves": curves, "aims": self._aims}
         path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> LossCurves:
-        """Go on from what a file kept."""
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.get("schema", 0) > _SCHEMA:
             raise InputError(

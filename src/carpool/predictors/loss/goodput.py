@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, minimize
 
 from carpool.core.errors import UnknownName
-from carpool.core.estimates import Estimate
+from carpool.core.estimates import Estimate, Estimator
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
@@ -24,24 +24,24 @@ Floats = NDArray[np.float64]
 
 _TINY = 1e-8
 _START = (1e-1, 1e-2, 1e-1, 1e-2, 1e-1, 1e-2, 1.001)
-_KEEP_GAMMA, _KEEP_SLOPES = 1e-3, 1e-2  # weights of the terms that keep the fit sober where there is little data
-_POINTS = 50  # batch sizes looked at, evenly spaced in their logarithm
+_KEEP_GAMMA, _KEEP_SLOPES = 1e-3, 1e-2  # regularization where there is little data
+_POINTS = 50  # batch sizes tried, evenly spaced in their logarithm
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """The batch sizes of an application, of a whole step and of one pass on one device."""
 
-    reference: int  # the batch that progress is counted in, and the smallest
+    reference: int  # smallest batch size, in which progress is counted
     largest: int
     micro_min: int = 1
     micro_max: int = 1 << 30  # what fits into memory
 
     def cut(self, batch: int, count: int) -> tuple[int, int]:
-        """Samples of one pass on each of `count` devices, and how many passes come before the one that synchronises.
+        """Samples of one pass on each of `count` devices, and the number of passes before the synchronizing one.
 
-        On one device a batch above the reference takes at least two passes: the gradient noise is measured by
-        comparing parts of the batch.
+        On one device a batch above the reference takes at least two passes, since the gradient noise is
+        measured by comparing parts of the batch.
         """
         local = ceil(batch / count - _TINY)
         extra = ceil(local / self.micro_max - _TINY) - 1
@@ -52,7 +52,7 @@ class BatchLimits:
 
 
 class Sample(NamedTuple):
-    """A measured step: on how many nodes and devices, with which micro-batch, and the seconds of one pass."""
+    """A measured step: nodes, devices, micro-batch, and the seconds of one pass."""
 
     nodes: int
     devices: int
@@ -66,18 +66,18 @@ class ThroughputModel:
     """Step time by placement and micro-batch b on n devices.
 
         T_grad = α + β·b
+
         T_sync = 0 on one device, α_l + β_l·(n − 2) on one node, α_m + β_m·(n − 2) over several
+
         T      = (T_grad^γ + T_sync^γ)^(1/γ),  1 ≤ γ ≤ 10;  each further pass adds T_grad
 
-    Fitted by the sum of the root mean squared errors of log T_grad and log T. What no sample shows is taken as
-    perfect (0), so that the job is given the chance to try it: the network, when it has only been on one node, is at
-    least a tenth slower than that node.
+    Fitted by the sum of the root mean squared errors of log T_grad and log T. Unobserved terms are taken as perfect
+    (0), so that the job tries them; the network is at least a tenth slower than a node.
     """
 
     params_: Floats = field(default_factory=lambda: np.array(_START))  # α, β, α_m, β_m, α_l, β_l, γ
 
     def fit(self, samples: Sequence[Sample]) -> ThroughputModel:
-        """From scratch, to all samples."""
         table = np.array(samples, dtype=np.float64)
         nodes, counts, micro, step_s = table[:, 0], table[:, 1], table[:, 2], table[:, 3]
         compute_s = np.maximum(step_s - table[:, 4], _TINY)
@@ -96,7 +96,7 @@ class ThroughputModel:
         return self
 
     def step_s(self, several: NDArray[np.bool_], counts: Floats, micro: Floats, extra: Floats) -> Floats:
-        """Seconds of whole steps with `extra` passes before the one that synchronises."""
+        """Seconds of whole steps with `extra` passes before the synchronizing one."""
         alpha, beta, alpha_m, beta_m, alpha_l, beta_l, gamma = self.params_
         more = np.maximum(counts - 2, _TINY)
         local = np.where(counts > 1, alpha_l + beta_l * more, _TINY)
@@ -110,7 +110,7 @@ class ThroughputModel:
 def _known_beforehand(
     several: NDArray[np.bool_], alone: NDArray[np.bool_], counts: Floats, micro: Floats, compute_s: Floats
 ) -> dict[int, float]:
-    """Parameters that the samples say nothing about, and what they are taken for."""
+    """Parameters that the samples do not determine, and their assumed values."""
     fixed: dict[int, float] = {}
     if np.ptp(micro) == 0.0:
         fixed[0] = float(compute_s.mean()) / 2.0
@@ -185,7 +185,7 @@ def gain(batch: Floats, reference: float, noise: float) -> Floats:
 
 
 class Tuning(NamedTuple):
-    """The best batch for each of several placements, and the progress per second with it; 0 where none is possible."""
+    """The best batch size for each placement, and the progress per second with it; 0 if impossible."""
 
     rates: Floats
     batches: NDArray[np.int64]
@@ -199,7 +199,7 @@ def tune(
     several: Sequence[bool],
     counts: Sequence[int],
 ) -> Tuning:
-    """Maximise goodput over batch sizes from `batches`, for each placement of `counts` devices."""
+    """Maximize goodput over batch sizes from `batches`, for each placement of `counts` devices."""
     spans, devices = np.asarray(several, dtype=np.bool_), np.asarray(counts, dtype=np.float64)
     least = np.maximum(float(batches[0]), limits.micro_min * devices)
     portion = np.linspace(0.0, 1.0, _POINTS if batches[0] < batches[1] else 1)[:, None]
@@ -218,32 +218,34 @@ def tune(
 
 @dataclass(slots=True)
 class _Agent:
-    """One job's samples, and the model fitted to them when it was last needed."""
+    """One job's samples, and the model fitted to them on demand."""
 
     noise: float
     samples: dict[tuple[int, int, int], Sample] = field(default_factory=dict)
-    model: ThroughputModel | None = None  # None: there are samples it has not seen
+    model: ThroughputModel | None = None  # None: samples have changed
     asked: object = None  # what `goodputs` was last asked, and
     answer: list[tuple[float, int]] = field(
         default_factory=list
     )  # what it said: plans ask far more often than jobs learn
 
 
-class PolluxAgents:
+class PolluxAgents(Estimator):
     """Learns each job's step time and noise from its own reports; the first sample of each configuration counts.
 
-    A job that has not reported yet is taken to speed up in proportion to its devices, at its smallest batch. How much
-    work is left is not learned: it is what the spec declares. Device ids are looked up in `cluster`.
+    A job that has not reported is assumed to scale linearly, at its smallest batch size. Remaining work is what the
+    spec declares.
     """
 
+    tunes_batches = True
+    version = 0
+
     def __init__(self, cluster: Cluster, limits: Mapping[str, BatchLimits]) -> None:
-        self.version = 0
         self._cluster = cluster
         self._limits = limits  # by model
         self._agents: dict[JobId, _Agent] = {}
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Progress in reference-batch steps per second; nothing is known before the first report."""
+        """Progress in reference-batch steps per second; unknown before the first report."""
         agent = self._agents.get(spec.id)
         if agent is None:
             return Estimate(0.0, inf)
@@ -256,7 +258,6 @@ class PolluxAgents:
         return Estimate(float(gain(batch, limits.reference, agent.noise)[0] / step_s[0]) * placement.fraction)
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """What the spec declares less what is done."""
         return Estimate(job.remaining_at(at))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
@@ -283,9 +284,9 @@ class PolluxAgents:
             self.version += 1
 
     def goodputs(self, spec: JobSpec, counts: Sequence[int], several: Sequence[bool]) -> Sequence[tuple[float, int]]:
-        """The best rate over the job's batch sizes, and the batch, for each number of devices on one node or several.
+        """The best rate over the job's batch sizes, and the batch size, per number of devices on one node or several.
 
-        A job without `batch_range` keeps the batch it asked for.
+        A job without `batch_range` keeps its batch size.
         """
         limits = self.limits(spec)
         own = spec.batch_size or limits.reference
@@ -301,7 +302,6 @@ class PolluxAgents:
         return agent.answer
 
     def limits(self, spec: JobSpec) -> BatchLimits:
-        """The batch sizes of a job's application."""
         found = self._limits.get(spec.model)
         if found is None:
             raise UnknownName("application", spec.model, self._limits, where=f"job {spec.id!r}")

@@ -1,6 +1,6 @@
 """Gradient noise scale: the batch size beyond which more samples stop helping.
 
-McCandlish et al., "An Empirical Model of Large-Batch Training", 2018; here for parts of unlike sizes.
+McCandlish et al., "An Empirical Model of Large-Batch Training", 2018; extended to parts of different sizes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ class NoiseScale:
     """Learns φ = tr(Σ)/|G|² from one batch at a time, cut into n small parts of b_i samples, B = Σ b_i.
 
         local = Σ (b_i/B)·|g_i|²        total = |Σ (b_i/B)·g_i|²
+
         tr    = B·(local − total)/(n − 1)        |G|² = (n·total − local)/(n − 1)
 
-    Both are unbiased and their ratio is not: so numerator and denominator are averaged apart, the newest step with
-    weight `newest` (of the first 1/`newest` steps a plain mean is taken).
+    Both are unbiased, their ratio is not: so numerator and denominator are averaged separately, the newest step
+    with weight `newest` (a plain mean over the first 1/`newest` steps).
     """
 
     newest: float = 0.05
@@ -34,7 +35,7 @@ class NoiseScale:
     spread_: Floats = field(default_factory=lambda: np.zeros((2, 2)))  # their covariance from step to step
 
     def partial_fit(self, sizes: Sequence[int], part_norms: Sequence[float], total_norm: float) -> NoiseScale:
-        """Take in one batch: samples of each part, |g_i|² of its mean gradient, and |g|² of the batch's."""
+        """Add one batch: samples of each part, |g_i|² of its mean gradient, and |g|² of the batch's."""
         count, whole = len(sizes), sum(sizes)
         assert count > 1, "one part shows no noise"
         local = sum(size / whole * norm for size, norm in zip(sizes, part_norms, strict=True))
@@ -47,7 +48,7 @@ class NoiseScale:
         return self
 
     def predict(self) -> Estimate:
-        """φ in samples; infinite where the noise drowns the gradient, and not a number before the first batch."""
+        """φ in samples; infinite where noise dominates the gradient, NaN before the first batch."""
         if not self.num_steps_:
             return Estimate(nan, inf)
         trace, gradient = map(float, self.mean_)
@@ -57,7 +58,7 @@ class NoiseScale:
         return Estimate(scale, self._error(trace, gradient, scale))
 
     def _error(self, trace: float, gradient: float, scale: float) -> float:
-        """Standard error of the ratio, to first order, over the steps that count."""
+        """First-order standard error of the ratio."""
         steps = min(self.num_steps_, 2.0 / self.newest - 1.0)
         slope = np.array([1.0, -scale]) / gradient
         variance = float(slope @ self.spread_ @ slope)

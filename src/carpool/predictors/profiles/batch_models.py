@@ -17,10 +17,10 @@ _UNSEEN_TIME = 0.3  # relative error assumed where two points or fewer say nothi
 
 @dataclass(slots=True)
 class StepTime:
-    """T = a + b·m seconds for a step over m samples: what every step costs, and every sample.
+    """T = a + b·m seconds for a step over m samples.
 
-    Fitted by least squares of relative errors, neither a nor b below 0. With one point all is per sample. With the
-    gradient noise scale φ the batch of the highest goodput is √(a·φ/b).
+    Fitted by least squares of relative errors, a and b non-negative. One point counts as all per sample. With
+    gradient noise scale φ the batch size of highest goodput is √(a·φ/b).
     """
 
     fixed_s_: float = 0.0  # a
@@ -28,7 +28,6 @@ class StepTime:
     error_: float = inf  # relative, root mean square
 
     def fit(self, batches: Sequence[float], seconds: Sequence[float]) -> StepTime:
-        """To measured points."""
         sizes, times = np.asarray(batches, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
         assert times.min() > 0.0, "steps take time"
         if len(set(batches)) == 1:
@@ -46,7 +45,6 @@ class StepTime:
         return self
 
     def predict(self, batch: float) -> Estimate:
-        """Seconds of a step."""
         mean = self.fixed_s_ + self.per_sample_s_ * batch
         return Estimate(mean, mean * self.error_)
 
@@ -59,14 +57,13 @@ _UNSEEN_MEMORY = 0.05  # relative error assumed where too few points are known t
 
 @dataclass(slots=True)
 class MemoryModel:
-    """bytes = c0 + c1·m + c2·m² + c3·m³ for m samples on the device, no coefficient below 0.
+    """Bytes = c0 + c1·m + c2·m² + c3·m³ for m samples on the device, no coefficient negative.
 
-    The cubic is that of IADeep's memory constraint; weights, optimizer and data are c0, activations c1, attention over
-    a batch-sized set c2. With no negative coefficient it never falls, so the largest batch that fits is well defined,
-    and it cannot dive between or beyond the points. Errors count relative to the bytes.
+    The cubic is IADeep's memory constraint; weights, optimizer and data are c0, activations c1, attention over a
+    batch-sized set c2. Being monotone, it has a well-defined largest batch size that fits. Errors are relative.
 
-    `margin_` is learned from errors: by how much a process took more than the model says when that point was left out
-    of the fit, at worst, and no less than twice the usual error.
+    `margin_` is the worst excess of a point over its prediction from the others, and at least twice the usual
+    error.
     """
 
     least_margin: float = 0.02
@@ -75,7 +72,7 @@ class MemoryModel:
     margin_: float = inf
 
     def fit(self, batches: Sequence[float], num_bytes: Sequence[float]) -> MemoryModel:
-        """To measured points, each of which has its own batch size."""
+        """Fit to points of distinct batch sizes."""
         sizes, taken = np.asarray(batches, dtype=np.float64), np.asarray(num_bytes, dtype=np.float64)
         assert taken.min() > 0.0, "a process takes memory"
         self.coefficients_ = _coefficients(sizes, taken)
@@ -85,16 +82,15 @@ class MemoryModel:
         return self
 
     def predict(self, batch: float) -> Estimate:
-        """Bytes at the highest point of a step."""
         mean = float(_cubic(self.coefficients_, np.array([batch]))[0])
         return Estimate(mean, mean * self.error_)
 
     def bound(self, batch: float) -> float:
-        """Bytes that a process with this batch should be given: the prediction and the margin."""
+        """Bytes to reserve for a process with this batch size: the prediction and the margin."""
         return self.predict(batch).mean * (1.0 + self.margin_)
 
     def largest(self, capacity_bytes: float) -> int:
-        """The largest batch whose bound fits; 0 where none does."""
+        """The largest batch size whose bound fits; 0 if none does."""
         if self.bound(1) > capacity_bytes:
             return 0
         low, high = 1, 2
@@ -107,7 +103,7 @@ class MemoryModel:
 
 
 def _coefficients(sizes: Floats, taken: Floats) -> Floats:
-    """Least squares of relative errors without negative coefficients; sizes are scaled, or cubes drown the rest."""
+    """Non-negative least squares of relative errors, with scaled sizes."""
     scale = float(sizes.max())
     powers = np.vander(sizes / scale, _TERMS, increasing=True)[:, : min(_TERMS, len(sizes))]
     found = np.zeros(_TERMS)

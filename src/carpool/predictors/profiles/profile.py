@@ -15,64 +15,63 @@ from carpool.predictors.profiles.batch_models import MemoryModel, StepTime
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A few steps in one setting; what could not be measured there is None."""
+    """Some steps in one setting; what could not be measured is None."""
 
     kind: str  # of the devices
     devices: int
     batch_size: int  # of the whole step
     share: float = 1.0
     exact: bool = False
-    beside: str = ""  # entry of the training that ran on the same device; empty: it was alone
+    beside: str = ""  # entry of the training on the same device; empty: alone
     steps: int = 0
     step_s: float | None = None
     step_spread_s: float | None = None  # standard deviation from step to step
-    peak_bytes: int | None = None  # in use on one device, at the highest point of a step
-    held_bytes: int | None = None  # the same with what the allocator keeps beside it
+    peak_bytes: int | None = None  # peak memory in use on one device
+    held_bytes: int | None = None  # including what the allocator reserves
     device_use: float | None = None  # portion of the device's time
     bandwidth_use: float | None = None  # portion of the time in which its memory was busy
     batch_bytes: int | None = None  # of one batch, as the loss sees it
     host_to_device_bytes: float | None = None  # in one step
-    out_of_memory: bool = False  # it does not fit: a limit, not a failure
-    error: str = ""  # why there are no figures
+    out_of_memory: bool = False  # a limit, not a failure
+    error: str = ""  # why there is no measurement
 
     @property
     def samples_per_s(self) -> float | None:
-        """The rate by samples."""
         return None if self.step_s is None else self.batch_size / self.step_s
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseSeen:
-    """The gradient noise scale φ at the beginning of a training, in samples."""
+    """The gradient noise scale φ at the start of a training, in samples."""
 
-    scale: float | None  # None: the noise drowned the gradient
+    scale: float | None  # None: noise dominated the gradient
     spread: float | None
     parts: int  # of each batch, that were compared
     steps: int
 
 
 class Costs(NamedTuple):
-    """Seconds in which a job makes no steps; None where that is not known."""
+    """Seconds in which a job makes no steps; None: unknown."""
 
-    start_s: float | None = None  # from the order that gives it devices to its first step at full pace
-    resize_s: float | None = None  # from the order that gives it other devices
+    start_s: float | None = None  # from the order to the first step at full rate
+    resize_s: float | None = None  # from the order to move
     end_s: float | None = None  # from its last step to its end: evaluation, checkpoint
 
     def over(self, others: Costs) -> Costs:
-        """These, and others where these are not known."""
+        """These, filled up with others where unknown."""
         return Costs(*[other if mine is None else mine for mine, other in zip(self, others, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Everything that is known of one entry with its arguments."""
+    """All measurements of one entry with its arguments."""
 
     entry: str
     args: Mapping[str, Any]
     source: str  # digest of the entry's file when it was measured; empty: unknown
     batch_size: int  # the training's own
     num_samples: int
-    stop_steps: int | None = None  # when it ends at the latest, whatever the batch
+    stop_steps: int | None = None  # greatest number of steps, at any batch size
     stop_epochs: int | None = None
     measurements: tuple[Measurement, ...] = ()
     noise: NoiseSeen | None = None
@@ -84,17 +83,16 @@ class Profile:
 
     @property
     def key(self) -> str:
-        """The same for the same entry with the same arguments."""
+        """Equal for equal entries and arguments."""
         return profile_key(self.entry, self.args)
 
     @property
     def costs(self) -> Costs:
-        """What its starts, moves and ends take."""
         return Costs(self.start_s, self.resize_s, self.end_s)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds that were measured, in order of first appearance."""
+        """Measured device types, in order of first appearance."""
         return tuple(dict.fromkeys(each.kind for each in self.measurements))
 
     def total_steps(self, batch_size: int = 0) -> int | None:
@@ -106,34 +104,32 @@ class Profile:
         return min(limits, default=None)
 
     def points(self, kind: str, *, exact: bool = False) -> Iterator[Measurement]:
-        """Measurements alone on one whole device of a kind, over batch sizes."""
+        """Measurements alone on one whole device of a type, by batch size."""
         for each in self.measurements:
             is_plain = each.devices == 1 and each.share == 1.0 and not each.beside and each.exact == exact
             if is_plain and each.kind == kind:
                 yield each
 
     def step_time(self, kind: str, *, exact: bool = False) -> StepTime | None:
-        """T = a + b·m on one device of a kind, if it was measured."""
         found = self.points(kind, exact=exact)
         points = [(each.batch_size, each.step_s) for each in found if each.step_s is not None]
         return StepTime().fit(*zip(*points, strict=True)) if points else None
 
     def memory(self, kind: str) -> MemoryModel | None:
-        """Bytes in use by batch size on one device of a kind, if they were measured."""
         points = {each.batch_size: each.peak_bytes for each in self.points(kind) if each.peak_bytes}
         return MemoryModel().fit(list(points), list(points.values())) if points else None
 
     def held(self, kind: str) -> MemoryModel | None:
-        """The same with what the allocator keeps beside it: what a process has to be given, by its `bound`."""
+        """Memory model including what the allocator reserves: what a process needs, by its `bound`."""
         points = {each.batch_size: each.held_bytes for each in self.points(kind) if each.held_bytes}
         return MemoryModel().fit(list(points), list(points.values())) if points else None
 
     def memory_limit(self, kind: str) -> int | None:
-        """The smallest batch that was seen not to fit on one device of a kind."""
+        """The smallest batch size that did not fit on one device of a type."""
         return min((each.batch_size for each in self.points(kind) if each.out_of_memory), default=None)
 
     def exact_price(self, kind: str) -> float | None:
-        """Step time with exact = true over that without, at the same batch on one device."""
+        """Step time with exact = true over that without, at the same batch size on one device."""
         exact = {each.batch_size: each.step_s for each in self.points(kind, exact=True)}
         for each in self.points(kind):
             with_exact = exact.get(each.batch_size)
@@ -143,7 +139,7 @@ class Profile:
 
 
 def short_entry(entry: str) -> str:
-    """An entry without the folders before its file: the same training is called differently from different places."""
+    """An entry without the folders before its file, so that it does not depend on the caller's folder."""
     source, colon, function = entry.rpartition(":")
     return f"{source.rpartition('/')[2]}{colon}{function}"
 
@@ -155,13 +151,13 @@ def profile_key(entry: str, args: Mapping[str, Any]) -> str:
 
 
 def merge_measurements(old: Sequence[Measurement], new: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """All measurements; where both know a setting, the new one."""
+    """All measurements, the new one where both have a setting."""
     known = {measurement_key(each): each for each in (*old, *new)}
     return tuple(known.values())
 
 
 def measurement_key(each: Measurement) -> tuple[object, ...]:
-    """What was set, without what was seen."""
+    """The setting of a measurement, without its results."""
     return each.kind, each.devices, each.batch_size, each.share, each.exact, each.beside
 
 
@@ -169,7 +165,7 @@ SCHEMA = 1
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Whole or not at all."""
+    """Write a profile atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.part")
@@ -182,7 +178,7 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read and check a file; the models are fitted anew."""
+    """Read and check a profile; models are fitted again."""
     try:
         return profile_from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:

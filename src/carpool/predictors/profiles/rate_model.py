@@ -14,62 +14,60 @@ from carpool.core.topology import Placement
 from carpool.predictors.profiles.batch_models import MemoryModel, StepTime
 from carpool.predictors.profiles.profile import Measurement, Profile, measurement_key, short_entry
 
-_SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
-_MEASURED, _SCALED, _DOUBTFUL = 0.05, 0.25, 0.5  # least relative spread of what is believed on such grounds
+_SERIAL = 0.1  # serial part of a step, until measured: rate(n) = n / (1 + 0.1·(n − 1))
+_MEASURED, _SCALED, _DOUBTFUL = 0.05, 0.25, 0.5  # least relative spread by basis
 
 
 class RateBelief(NamedTuple):
-    """Steps per second, and on what grounds they are believed."""
+    """Steps per second, and on what they are based."""
 
     rate: Estimate
-    basis: str  # "measured", "fitted" or "scaled", and what there is to doubt
+    basis: str  # "measured", "fitted" or "scaled", and any doubt
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRateModel:
-    """Answers from one profile.
+    """Predicts rates and memory from one profile.
 
-    A setting that was measured is answered by the measurement. Another batch size on one device follows T = a + b·m.
-    More devices speed it up as they did at the widest setting measured (Amdahl), a share as the nearest shares did,
-    a neighbour as it did when the two were measured together, one that never was as those that were; without any
-    measurement as a tenth serial, as proportional to the share, and as slowed only where shares sum past one.
+    Measured settings are returned as measured. Another batch size on one device follows T = a + b·m; more devices
+    follow the widest setting measured (Amdahl); a share follows the nearest shares; a neighbour follows
+    measurements with it, or with others. Without measurements: a tenth serial, proportional to the share, slowed
+    only where shares sum past one.
     """
 
     profile: Profile
-    doubt: str = ""  # why it may not hold here: another file, another machine
+    doubt: str = ""  # why it may not apply here: another file, another machine
     exact: bool = False
     _steps: Mapping[str, StepTime] = field(default_factory=dict, repr=False)
     _held: MemoryModel | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, profile: Profile, *, doubt: str = "", exact: bool = False) -> ProfileRateModel:
-        """With the models fitted."""
         fitted = {kind: model for kind in profile.kinds if (model := _step_time(profile, kind)) is not None}
         held = next(filter(None, map(profile.held, profile.kinds)), None)
         return cls(profile, doubt, exact, fitted, held)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of which something is known."""
         return tuple(self._steps)
 
     def knows(self, placement: Placement) -> bool:
-        """Whether every kind in it was measured."""
+        """Whether every device type of a placement was measured."""
         return all(kind in self._steps for kind in placement.kinds)
 
     def total_steps(self, spec: JobSpec) -> float | None:
-        """The whole length of a job; None where only a target ends it, or where it may have changed since."""
+        """The length of a job; None if only a target ends it, or if it may have changed since."""
         total = None if self.doubt else self.profile.total_steps(spec.batch_size)
         return None if total is None else float(total)
 
     def memory(self, spec: JobSpec) -> int:
-        """Bytes that each of a job's devices should have for it, the margin included; 0: unknown."""
+        """Bytes that each device of a job should have for it, with margin; 0: unknown."""
         if self._held is None:
             return 0
         return int(self._held.bound((spec.batch_size or self.profile.batch_size) / spec.devices))
 
     def rate(self, placement: Placement, batch_size: int = 0) -> RateBelief | None:
-        """Steps per second there; None where a kind in it was never measured. `batch_size`: where it names none."""
+        """Steps per second there; None for an unmeasured device type. `batch_size`: where the placement has none."""
         if not self.knows(placement):
             return None
         batch = placement.batch_size or batch_size or self.profile.batch_size
@@ -79,7 +77,7 @@ class ProfileRateModel:
         return RateBelief(Estimate(mean, mean * spread), basis)
 
     def _measured(self, placement: Placement, batch: int) -> tuple[float, str, float] | None:
-        """What was seen in just this setting, beside nobody or beside one."""
+        """The measurement of exactly this setting, alone or beside one neighbour."""
         if len(placement.groups) > 1 or len(placement.neighbours) > 1:
             return None
         (kind, count), *_ = placement.groups
@@ -91,7 +89,7 @@ class ProfileRateModel:
         return 1.0 / seen.step_s, "measured", max(_MEASURED, spread)
 
     def _derived(self, placement: Placement, batch: int) -> tuple[float, str, float]:
-        """What was seen alone, or follows from it, and what neighbours leave of it."""
+        """The rate alone, measured or predicted, times the effect of neighbours."""
         lonely = replace(placement, neighbours=(), beside=0.0)
         mean, basis, spread = self._measured(lonely, batch) or self._alone(lonely, batch)
         beside = self._beside(placement)
@@ -99,7 +97,7 @@ class ProfileRateModel:
 
     # ---------------------------------------------------------------------------------------------------------- alone
     def _alone(self, placement: Placement, batch: int) -> tuple[float, str, float]:
-        """On devices where it was never seen."""
+        """The rate on unmeasured devices."""
         count = placement.num_devices
         serial = self._serial()
         rate, error = 0.0, 0.0
@@ -115,7 +113,7 @@ class ProfileRateModel:
         return rate, basis, max(error, _MEASURED if basis == "fitted" else _SCALED)
 
     def _serial(self) -> float:
-        """The part of a step that more devices do not shorten, from the widest setting measured."""
+        """The serial part of a step, from the widest setting measured."""
         wide = [each for each in self.profile.measurements if each.devices > 1 and each.step_s and not each.beside]
         for each in sorted(wide, key=lambda each: -each.devices):
             alone = self._seen(each.kind, 1, each.share, each.batch_size, exact=each.exact)
@@ -125,7 +123,7 @@ class ProfileRateModel:
         return _SERIAL
 
     def _share(self, kind: str, fraction: float) -> float:
-        """Speed with a share of a device over that with the whole, between the nearest shares measured."""
+        """Speed with a share of a device over that with the whole, interpolated between measured shares."""
         if fraction == 1.0:
             return 1.0
         points = {0.0: 0.0, 1.0: 1.0}
@@ -142,7 +140,7 @@ class ProfileRateModel:
 
     # --------------------------------------------------------------------------------------------------------- beside
     def _beside(self, placement: Placement) -> float:
-        """What neighbours leave of the rate."""
+        """The part of the rate that neighbours leave."""
         if not placement.neighbours:
             return 1.0
         known = sorted({each.beside for each in self.profile.measurements if each.beside and each.step_s})
@@ -153,7 +151,7 @@ class ProfileRateModel:
         return left if pairs.keys() >= set(models) else min(left, 1.0 / max(1.0, placement.load))
 
     def _pair(self, entry: str) -> float:
-        """Rate beside another training over the rate with the same share alone; the median of what was measured."""
+        """Rate beside another training over the rate alone with the same share; the median of measurements."""
         ratios = []
         for each in self.profile.measurements:
             if each.beside == entry and each.step_s:
@@ -173,7 +171,7 @@ class ProfileRateModel:
 
 
 def _step_time(profile: Profile, kind: str) -> StepTime | None:
-    """T = a + b·m on one device: default mode, else exact mode, else several devices or shares, else beside others."""
+    """T = a + b·m on one device: from default mode, else exact mode, else several devices or shares, else shared."""
     found = profile.step_time(kind) or profile.step_time(kind, exact=True)
     if found is not None:
         return found

@@ -22,7 +22,7 @@ _IN_LOG = ("step_s", "kernel_s")  # traits that spread over orders of magnitude
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """What a training shows alone on the whole device, at one batch size."""
+    """Traits of a training alone on the whole device, at one batch size."""
 
     batch_size: int
     step_s: float
@@ -38,7 +38,7 @@ class Solo:
     scaling: tuple[tuple[float, float], ...] = ((1.0, 1.0),)  # (share, relative speed alone), ascending
 
     def alone(self, share: float) -> float:
-        """Speed alone under a cap, relative to the whole device; in proportion below the smallest measured one."""
+        """Speed alone under a cap, relative to the whole device; proportional below the smallest measured cap."""
         least, speed = self.scaling[0]
         if share < least:
             return speed * share / least
@@ -47,7 +47,7 @@ class Solo:
 
     @property
     def traits(self) -> tuple[float, ...]:
-        """What interference is learned from."""
+        """Features for interference models."""
         return (
             log(self.step_s),
             log(self.kernel_s),
@@ -63,7 +63,6 @@ class Solo:
         )
 
     def member(self, share: float) -> Member:
-        """In a group, with a share."""
         return Member(self.traits, share, self.alone(share))
 
 
@@ -87,7 +86,6 @@ class ColocationTable:
 
     @classmethod
     def load(cls, path: str | Path) -> ColocationTable:
-        """Read what ``benchmarks/gpu_colocation.py`` writes."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls.of_document(document)
@@ -100,7 +98,6 @@ class ColocationTable:
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> ColocationTable:
-        """From the parsed file."""
         tasks = {name: facts for name, facts in document["tasks"].items() if facts["batch"]}
         alone: dict[str, dict[float, list[float]]] = {}
         power: dict[str, list[float]] = {}
@@ -122,7 +119,7 @@ class ColocationTable:
         return cls(name.removeprefix("NVIDIA "), int(memory.split()[0]) << 20, ordered, groups)
 
     def profile(self, model: str, batch_size: int = 0) -> Solo:
-        """Of a model at a batch size, the smallest measured one unless given; between two it is interpolated."""
+        """A model's profile at a batch size, interpolated; by default the smallest measured one."""
         known = self.profiles.get(model)
         if known is None:
             raise UnknownName("model", model, self.profiles, where=f"co-locations on {self.device}")
@@ -131,7 +128,7 @@ class ColocationTable:
     def samples(
         self, groups: Iterable[tuple[GroupMember, ...]] | None = None
     ) -> tuple[list[list[Member]], list[list[float]]]:
-        """Groups, all unless given, as `Interference` learns from them."""
+        """Groups, by default all, as samples for `Interference`."""
         members: list[list[Member]] = []
         kept: list[list[float]] = []
         for group in self.groups if groups is None else groups:
@@ -143,12 +140,12 @@ class ColocationTable:
 
     @cached_property
     def interference(self) -> Interference:
-        """What all groups teach."""
+        """An interference model fitted to all groups."""
         return Interference("gp").fit(*self.samples())
 
 
 def interpolated(known: tuple[Solo, ...], batch_size: int) -> Solo:
-    """A profile at a batch size: step time and memory linear in it, traits linear in its logarithm, not beyond."""
+    """A profile at a batch size: step time and memory linear in it, traits linear in its logarithm, clamped."""
     sizes = [profile.batch_size for profile in known]
     if batch_size in sizes:
         return known[sizes.index(batch_size)]

@@ -1,7 +1,7 @@
 """Interference model: the fraction of its speed each training keeps when it shares a device.
 
-Nothing is tied to names: a training is the traits that running it alone shows, so that one never seen in a group is
-predicted from its profile. After Chen et al., "Interference-aware Multiplexing for Deep Learning in GPU Clusters",
+A training is described by traits measured alone, not by name, so one never seen in a group is predicted from its
+profile. After Chen et al., "Interference-aware Multiplexing for Deep Learning in GPU Clusters",
 SC 2023, which learns from the pattern of a co-location (which tasks, how many) with a random forest.
 """
 
@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
-from carpool.predictors.gaussian_process import GaussianProcess
+from carpool.predictors.gaussian_process import GaussianRegressor
 
 Floats = NDArray[np.float64]
 Method = Literal["forest", "gp", "both"]
 
 _SCHEMA = 1
-_LEAST = 1e-3  # of its speed that a measured training keeps, however badly it fares
+_LEAST = 1e-3  # least fraction of its speed that a training keeps
 
 
 class Member(NamedTuple):
     """A training in a group on one device."""
 
-    traits: tuple[float, ...]  # numbers that describe it; their meaning is the same for all that one model learns from
+    traits: tuple[float, ...]  # features; the same for all members a model learns from
     share: float = 1.0  # of the device, a cap; the shares of a group may sum past 1
     alone: float = 1.0  # its speed alone under that cap, relative to alone without
 
@@ -40,12 +40,12 @@ Group = Sequence[Member]
 
 
 class Interference:
-    """Predicts what each member of a group keeps: its rate in the group over its rate alone at the same share.
+    """Predicts the fraction each member of a group keeps: its rate in the group over alone at the same share.
 
-    log(kept) is learned from the member's own traits and share, and from the number, the load, the largest share, and
-    the sum, the mean (both weighted by share) and the maximum of its neighbours' traits. ``forest`` is an ensemble of
-    extremely randomised trees (Geurts et al., 2006), ``gp`` a Gaussian process; ``both`` takes the mean of the two in
-    log space, which was the best of the three on every table tried (``benchmarks/interference.py``).
+    log(kept) is learned from the member's traits and share, and from the number, load, largest share, and the sum,
+    mean (both weighted by share) and maximum of its neighbours' traits. ``forest`` is an ensemble of extremely
+    randomized trees (Geurts et al., 2006), ``gp`` a Gaussian process; ``both`` takes the mean of the two in log
+    space, the best of the three on every table tried (``benchmarks/interference.py``).
     """
 
     def __init__(self, method: Method = "both", trees: int = 100, seed: int = 0) -> None:
@@ -54,13 +54,13 @@ class Interference:
         self.seed = seed
 
     def fit(self, groups: Sequence[Group], kept: Sequence[Sequence[float]]) -> Interference:
-        """Learn from scratch; the fit itself is made when it is first asked."""
+        """Learn from scratch; the fit itself is computed on first use."""
         self.groups_: list[tuple[Member, ...]] = []
         self.kept_: list[tuple[float, ...]] = []
         return self.update(groups, kept)
 
     def update(self, groups: Sequence[Group], kept: Sequence[Sequence[float]]) -> Interference:
-        """Learn from more groups: the same as having fitted them all at once."""
+        """Learn from more groups; equal to fitting all at once."""
         if not hasattr(self, "groups_"):
             return self.fit(groups, kept)
         for group, values in zip(groups, kept, strict=True):
@@ -73,11 +73,11 @@ class Interference:
 
     @property
     def num_groups(self) -> int:
-        """How many groups of several it has learned from."""
+        """How many groups of several members it has learned from."""
         return sum(len(group) > 1 for group in getattr(self, "groups_", ()))
 
     def predict(self, groups: Sequence[Group]) -> list[list[Estimate]]:
-        """What each member of each group keeps, in (0, 1]; alone it keeps everything."""
+        """The fraction each member of each group keeps, in (0, 1]; 1 alone."""
         rows = [features(group, place) for group in groups if len(group) > 1 for place in range(len(group))]
         means, spreads = self._log_kept(np.array(rows)) if rows else (np.empty(0), np.empty(0))
         answers = iter([_as_estimate(mean, spread) for mean, spread in zip(means, spreads, strict=True)])
@@ -85,7 +85,6 @@ class Interference:
 
     # --------------------------------------------------------------------------------------------------------- files
     def save(self, path: str | Path) -> None:
-        """Keep settings and samples; a loaded model answers the same."""
         document = {
             "schema": _SCHEMA,
             "method": self.method,
@@ -98,7 +97,6 @@ class Interference:
 
     @classmethod
     def load(cls, path: str | Path) -> Interference:
-        """What `save` kept."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
             groups = [
@@ -107,12 +105,12 @@ class Interference:
             model = cls(document["method"], document["trees"], document["seed"])
             return model.fit(groups, document["kept"]) if groups else model
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"is no saved interference model: {error}", where=str(path)) from None
+            raise InputError(f"is not a saved interference model: {error}", where=str(path)) from None
 
     # -------------------------------------------------------------------------------------------------------- inside
     def _log_kept(self, rows: Floats) -> tuple[Floats, Floats]:
         if not self.num_groups:
-            raise InputError("interference has been learned from no group", way_out="Call fit with measured groups.")
+            raise InputError("the interference model has no measured groups", way_out="Call fit with measured groups.")
         answers = [_answer(model, rows) for model in self._fitted()]
         mean = np.mean([answer[0] for answer in answers], axis=0)
         within = np.mean([answer[1] ** 2 for answer in answers], axis=0)
@@ -127,7 +125,7 @@ class Interference:
             targets = np.log(np.maximum(values, _LEAST))
             models: list[Any] = []
             if self.method in ("gp", "both"):
-                models.append(GaussianProcess().fit(rows, targets))
+                models.append(GaussianRegressor().fit(rows, targets))
             if self.method in ("forest", "both"):
                 from sklearn.ensemble import ExtraTreesRegressor  # type: ignore[import-untyped]  # a second to import
 
@@ -138,7 +136,7 @@ class Interference:
 
 
 def features(group: Group, place: int) -> Floats:
-    """One member of a group as the models see it."""
+    """Features of one member of a group."""
     own = group[place]
     others = [*group[:place], *group[place + 1 :]]
     traits = np.array([other.traits for other in others])
@@ -151,13 +149,13 @@ def features(group: Group, place: int) -> Floats:
 
 
 def _answer(model: Any, rows: Floats) -> tuple[Floats, Floats]:
-    if isinstance(model, GaussianProcess):
+    if isinstance(model, GaussianRegressor):
         return model.predict(rows)
     votes = np.array([tree.predict(rows) for tree in model.estimators_])
     return votes.mean(0), votes.std(0)
 
 
 def _as_estimate(mean: float, spread: float) -> Estimate:
-    """From log space: the median, no more than everything, and a spread of the first order."""
+    """From log space: the median, at most 1, and a first-order spread."""
     kept = min(1.0, exp(mean))
     return Estimate(kept, kept * min(float(spread), 1.0))

@@ -1,9 +1,8 @@
 """Throughput of trainings that share devices, for any shares and batch sizes: solo profile times interference.
 
-The estimator that the text of competitive sharing asks for ("a machine learning approach to estimate throughput based
-on a given tasks' combination and the virtual resource allocation for each task"): what a training does alone comes
-from its profile, what it keeps beside others from groups measured before, and every report of a running group is one
-more of them.
+The estimator that competitive sharing proposes ("a machine learning approach to estimate throughput based on a given
+tasks' combination and the virtual resource allocation for each task"): rates alone come from profiles, interference
+from measured groups, and every report of a running group adds a measurement.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from carpool.core.errors import UnknownName
-from carpool.core.estimates import Estimate, Use
+from carpool.core.estimates import Estimate, Estimator, MixEntry, Use
 from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Placement
 from carpool.predictors.sharing.colocation import Solo, interpolated
 from carpool.predictors.sharing.interference import Interference, Member
 
-_CHANGED = 0.05  # a measurement that differs by less from what is known teaches nothing
+_CHANGED = 0.05  # least relative difference of a new measurement
 
 
 class Sharer(NamedTuple):
-    """A job in a mix on one device: its spec, its share, and its batch size (0: its own)."""
+    """A job in a mix on one device: its spec, share and batch size (0: its own)."""
 
     spec: JobSpec
     fraction: float
@@ -31,7 +30,7 @@ class Sharer(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A job's last report: when, under which setting, what it kept, and whether the report before said the same."""
+    """A job's last report: instant, setting, fraction kept, and whether the previous report agreed."""
 
     at: float
     sharer: Sharer
@@ -39,16 +38,20 @@ class _Seen(NamedTuple):
     is_steady: bool
 
 
-class SharedThroughput:
-    """Rates in seconds of work alone per second: 1 is the job by itself on a whole device at its own batch.
+class SharedThroughput(Estimator):
+    """Rates in seconds of work alone per second: 1 is the job alone on a whole device at its own batch size.
 
-    With m the batch, m0 the job's own, T(m) its step alone, s its share and φ = noise·m0 its gradient noise scale:
+    With m the batch size, m0 the job's own, T(m) its step time alone, s its share and φ = noise·m0 its noise scale:
 
         rate = [m/T(m)] / [m0/T(m0)] · (φ + m0)/(φ + m) · alone(s) · kept(group)
 
-    A job on several devices gets on in proportion to them. Reports are grouped by device; `refit_every` new groups
-    bring the model up to date.
+    A job on several devices scales linearly. Reports are grouped by device; `refit_every` new groups trigger a
+    refit.
     """
+
+    predicts_mixes = True
+    predicts_goodput = True
+    version = 0
 
     def __init__(
         self,
@@ -58,7 +61,6 @@ class SharedThroughput:
         noise: float = 8.0,
         refit_every: int = 10,
     ) -> None:
-        self.version = 0
         self.interference = interference
         self._profiles = profiles
         self._noise = noise
@@ -67,20 +69,18 @@ class SharedThroughput:
         self._members: dict[tuple[str, int, float], Member] = {}
         self._kept: dict[tuple[Member, ...], list[Estimate]] = {}
         self._seen: dict[int, dict[JobId, _Seen]] = {}  # by device
-        self._known: dict[tuple[Member, ...], tuple[float, ...]] = {}  # groups that running jobs showed
+        self._known: dict[tuple[Member, ...], tuple[float, ...]] = {}  # groups measured on running jobs
         self._fresh: list[tuple[Member, ...]] = []
 
     # ------------------------------------------------------------------------------------------------------ answers
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Believed rate beside the neighbours of the placement."""
         own = Sharer(spec, placement.fraction, placement.batch_size)
         others = [Sharer(n.spec, n.fraction, n.batch_size) for n in placement.neighbours if n.turn == placement.turn]
         speed = self._speed(own) * placement.num_devices / spec.devices
         kept = self._keeps([[own, *others]])[0][0]
         return Estimate(speed * kept.mean, speed * kept.std)
 
-    def mixed(self, kind: Kind, mixes: Sequence[Sequence[tuple[JobSpec, float, int]]]) -> list[list[Estimate]]:
-        """Believed rate of each (job, share, batch size) of each mix on one device: one question instead of many."""
+    def mixed(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> list[list[Estimate]]:
         found = []
         named = [[Sharer(*entry) for entry in mix] for mix in mixes]
         for mix, kept in zip(named, self._keeps(named), strict=True):
@@ -89,25 +89,21 @@ class SharedThroughput:
         return found
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """What the spec declares less what is done."""
         return Estimate(job.remaining_at(at))
 
     def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
-        """Progress alone with a batch size over that with the job's own."""
         return Estimate(self._goodput(spec, batch_size))
 
     def use(self, spec: JobSpec, kind: Kind) -> Use:
-        """What the job keeps busy of a device alone."""
         profile = self.profile(spec)
         return Use(min(1.0, profile.fill), min(1.0, profile.memory_bw))
 
     def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
-        """Bytes on a device, as the profile shows."""
         return self.profile(spec, batch_size).memory_bytes
 
     # ------------------------------------------------------------------------------------------------------ learning
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Take in a rate; with those of its neighbours it makes a measured group."""
+        """Learn a rate; with those of its neighbours it makes a measured group."""
         held = job.observed
         if held is None or report.rate <= 0.0 or held.num_devices != 1 or job.spec.devices != 1:
             return
@@ -119,13 +115,13 @@ class SharedThroughput:
         kept = report.rate / self._speed(own)
         is_steady = before is not None and before.sharer == own and abs(kept / before.kept - 1.0) <= _CHANGED
         beside[job.id] = _Seen(at, own, kept, is_steady)
-        if before is not None:  # who has not reported since this job did is gone
+        if before is not None:  # jobs that have not reported since are gone
             beside = self._seen[device] = {other: seen for other, seen in beside.items() if seen.at >= before.at}
         if len(beside) > 1 and all(seen.is_steady for seen in beside.values()):
             self._take(list(beside.values()))
 
     def _take(self, group: Sequence[_Seen]) -> None:
-        """Keep a measured group unless it says what is believed already."""
+        """Add a measured group unless it agrees with the estimate."""
         pairs = sorted((self._member(seen.sharer), min(1.0, seen.kept)) for seen in group)
         members = tuple(member for member, _ in pairs)
         kept = tuple(value for _, value in pairs)
@@ -133,7 +129,7 @@ class SharedThroughput:
         if all(abs(new - old) <= _CHANGED * old for new, old in zip(kept, believed, strict=True)):
             return
         self._known[members] = kept
-        self._kept[members] = [Estimate(value) for value in kept]  # what was measured is believed at once
+        self._kept[members] = [Estimate(value) for value in kept]  # use the measurement at once
         self._fresh.append(members)
         self.version += 1
         if len(self._fresh) >= self._refit_every:
@@ -143,7 +139,7 @@ class SharedThroughput:
 
     # ------------------------------------------------------------------------------------------------------- inside
     def profile(self, spec: JobSpec, batch_size: int = 0) -> Solo:
-        """A job's model at a batch size, its own unless given."""
+        """A job's profile at a batch size, by default its own."""
         key = (spec.model, batch_size or spec.batch_size)
         found = self._solos.get(key)
         if found is None:
@@ -154,7 +150,7 @@ class SharedThroughput:
         return found
 
     def _speed(self, sharer: Sharer) -> float:
-        """Alone under its cap."""
+        """Speed alone under its cap."""
         goodput = self._goodput(sharer.spec, sharer.batch_size)
         return goodput * self.profile(sharer.spec, sharer.batch_size).alone(sharer.fraction)
 
@@ -173,7 +169,7 @@ class SharedThroughput:
         return found
 
     def _keeps(self, mixes: Sequence[Sequence[Sharer]]) -> list[list[Estimate]]:
-        """What each keeps in each mix."""
+        """The fraction each job keeps in each mix."""
         groups = [[self._member(sharer) for sharer in mix] for mix in mixes]
         keys = [tuple(sorted(group)) for group in groups]
         answers = []
@@ -183,7 +179,7 @@ class SharedThroughput:
         return answers
 
     def _asked(self, groups: Sequence[tuple[Member, ...]]) -> list[list[Estimate]]:
-        """Answers for groups in ascending order; the model is asked once for all that it has not been asked for yet."""
+        """Cached answers for groups in ascending order; missing ones are predicted in one call."""
         missing = [group for group in dict.fromkeys(groups) if group not in self._kept]
         if missing:
             self._kept.update(zip(missing, self._predicted(missing), strict=True))
@@ -196,6 +192,6 @@ class SharedThroughput:
 
 
 def _guess(group: Sequence[Member]) -> Estimate:
-    """Before anything is learned: caps beyond the device are shared out evenly."""
+    """Before anything is learned: oversubscribed caps share the device evenly."""
     kept = 1.0 / max(1.0, sum(member.share for member in group))
     return Estimate(kept, kept * 0.5)

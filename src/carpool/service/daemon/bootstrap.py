@@ -112,7 +112,7 @@ class DaemonInstance:
         self._knowledge = ProfileStore(setup.state, lessons, live)
         self._knowledge.go_on_with(self.scheduler.jobs, self.recovered.programs)
         for observer in (store, self.followers, self._scribe, lessons, self):
-            self.scheduler.follow(observer)
+            self.scheduler.add_observer(observer)
         self._door = ExecutorSocket(setup.state / "executor")
         self._back = rejoined_node(self.scheduler.cluster, setup.devices, setup.supplies)
         self.names = {device.id: device.name for device in self._back.devices}

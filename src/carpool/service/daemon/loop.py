@@ -96,7 +96,7 @@ class DaemonLoop:
         self._since_balance = 0
         self._balancing: asyncio.Task[None] | None = None
         self._is_closing = False
-        scheduler.follow(self)
+        scheduler.add_observer(self)
 
     def record(self, record: Record) -> None:
         """See which jobs have come to their end."""
@@ -247,7 +247,7 @@ class DaemonLoop:
         before, began = self._scheduler.timing.planned_at, self._breath.begin()
         orders = self._scheduler.handle(self._now(), facts)
         if self._scheduler.timing.planned_at != before:
-            self._scheduler.timing.breath_s = self._breath.after(began)
+            self._scheduler.timing.min_pause_s = self._breath.after(began)
         return orders
 
     def _now(self) -> float:
@@ -341,7 +341,7 @@ class DaemonLoop:
     def _balance(self) -> tuple[StateSnapshot, dict[JobId, Mapping[str, Any]]]:
         self._since_balance = 0
         jobs = self._scheduler.jobs
-        return self._scheduler.balance(), {
+        return self._scheduler.state(), {
             job: _details(program, self._notes.get(job), self._host.sized(job))
             for job, program in self._programs.items()
             if job in jobs

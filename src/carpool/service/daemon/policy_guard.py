@@ -66,7 +66,7 @@ def dry_run_policy(scheduler: Scheduler, estimates: Estimator, at: float, policy
     other = Scheduler(
         scheduler.cluster, scheduler.policy, estimator=estimates, find_policy=parse_policy, fallback=_FALLBACK
     )
-    other.reopen(scheduler.balance())
+    other.restore(scheduler.state())
     with attribute_errors(policy):
         other.handle(at, (PolicyChanged(policy),))
         for _ in range(_MOST_WAKES):

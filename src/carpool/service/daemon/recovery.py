@@ -95,7 +95,7 @@ def recover_scheduler(store: Store, scheduler: Scheduler) -> int:
     """
     after = 0
     if store.balance is not None:
-        scheduler.reopen(store.balance.balance)
+        scheduler.restore(store.balance.balance)
         after = store.balance.number
     records = [entry.record for entry in store.entries(after)]
     scheduler.recover(records, has_gaps=bool(store.findings.lost))

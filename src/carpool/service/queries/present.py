@@ -247,8 +247,8 @@ def node_views(occupancy: Occupancy, devices: Iterable[DeviceView]) -> list[Node
             len(node.devices),
             dict(Counter(device.kind for device in by_node[node.name])),
             sum(device.held for device in by_node[node.name]),
-            ResourceView(*node.supplies),
-            ResourceView(*occupancy.hosting.taken(node.id)),
+            ResourceView(*node.resources),
+            ResourceView(*occupancy.host_usage.taken(node.id)),
             tuple(each for device in by_node[node.name] for each in device.outsiders),
         )
         for node in occupancy.cluster.nodes

@@ -64,7 +64,7 @@ class StoredRecord(NamedTuple):
 
 
 class Store:
-    """Records, balances and the header of one daemon, in a folder. Implements the JournalStore port.
+    """Records, balances and the header of one daemon, in a folder.
 
     `record` takes a record in, `commit` makes all that was taken in durable, in both copies; only then may anybody be
     told that something was accepted. Opening a store puts right what one copy has lost from the other; `findings`

@@ -67,8 +67,8 @@ def column(runs: Sequence[RunRecord], measure: Measure) -> tuple[str, list[str]]
 def winners(runs: Sequence[RunRecord], measure: Measure) -> list[bool]:
     """Which runs are best in a column, as far as the digits shown can tell.
 
-    Only runs that finished as many jobs as any other compete, because a mean over fewer jobs is another mean. Nobody
-    wins where all look alike.
+    Only runs that finished the most jobs compete, because means over fewer jobs are not comparable. No run wins where
+    all look equal.
     """
     most = max((number(run, "finished") or 0.0 for run in runs), default=0.0)
     values = [measured(run, measure) for run in runs]

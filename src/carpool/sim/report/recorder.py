@@ -33,7 +33,7 @@ class _Held(NamedTuple):
 
 
 class RunRecorder:
-    """An observer of the scheduler that remembers who held what when."""
+    """Observer that records which job held which devices when."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.recording = Recording(cluster.num_devices)
@@ -44,7 +44,6 @@ class RunRecorder:
         self._busy = 0.0
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         at = record.at
         for fact in record.facts:
             self._take(at, fact)
@@ -54,7 +53,7 @@ class RunRecorder:
         self.recording.sample(at, len(self._numbers) - len(self._holding), self._busy)
 
     def close(self, at: float) -> Recording:
-        """End the run at `at`: what is still held is noted up to there."""
+        """End the run at `at`: what is still held counts up to then."""
         for job in list(self._holding):
             self._hold(at, job, None)
         return self.recording

@@ -56,7 +56,7 @@ class StepFunction:
         return len(self.at_s)
 
     def add(self, at: float, value: float) -> None:
-        """The function has this value from `at` on; the last word at one instant counts."""
+        """Set the value from `at` on; the last value at one instant counts."""
         times = self.at_s
         if times:
             if value == self.value[-1]:
@@ -82,7 +82,7 @@ class StepFunction:
             width *= 3.0 if len(self) > 3 * keep else 1.3
 
     def _merge(self, width_s: float) -> None:
-        """Join neighbouring short pieces into pieces of about `width_s`; a long piece stays as it is."""
+        """Join short pieces into pieces of about `width_s`; long pieces stay."""
         pieces: list[tuple[float, float, float]] = []  # start, mean, peak
         start, area, top, grouped = self.at_s[0], 0.0, -math.inf, 0
         for index in range(len(self) - 1):
@@ -100,13 +100,12 @@ class StepFunction:
         self.at_s, self.value, self.peak = (array("d", column) for column in zip(*pieces, strict=True))
 
     def copy(self) -> StepFunction:
-        """An independent copy."""
         return StepFunction(self.limit, self.at_s[:], self.value[:], self.peak[:], self.num_merged, self.width_s)
 
 
 @dataclass(slots=True)
 class BinnedHoldings:
-    """Device-seconds of holdings too short to be kept one by one, by time bin and block of devices."""
+    """Device-seconds of holdings too short to be kept individually, by time bin and block of devices."""
 
     block: int  # devices in a block
     num_blocks: int
@@ -120,7 +119,7 @@ class BinnedHoldings:
         return cls(block, max(1, math.ceil(num_devices / block)))
 
     def widen(self, end_s: float) -> None:
-        """Make the bins wide enough for a run that lasts until `end_s`."""
+        """Widen the bins for a run that lasts until `end_s`."""
         wanted = 2.0 ** math.ceil(math.log2(max(end_s, 1e-3) / HAZE_BINS))
         if self.width_s == 0.0:
             self.width_s = wanted
@@ -150,13 +149,12 @@ class BinnedHoldings:
             begin = until
 
     def copy(self) -> BinnedHoldings:
-        """An independent copy."""
         return BinnedHoldings(self.block, self.num_blocks, self.width_s, dict(self.cells))
 
 
 @dataclass(slots=True)
 class Holdings:
-    """Who held which devices when; past a limit the shortest ones dissolve into a haze that keeps their area."""
+    """Which jobs held which devices when; past a limit the shortest holdings are binned, keeping their area."""
 
     num_devices: int
     limit: int = HOLDINGS_LIMIT
@@ -172,14 +170,13 @@ class Holdings:
     _latest: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)  # job: {first device: place}
 
     def __post_init__(self) -> None:
-        """Lay out the haze."""
         self.haze = BinnedHoldings.over(self.num_devices)
 
     def __len__(self) -> int:
         return len(self.job)
 
     def add(self, job: int, first: int, stop: int, start_s: float, end_s: float, fraction: float) -> None:
-        """Note one holding; one that goes on where the job's last one ended, unchanged, extends it."""
+        """Record one holding; one that continues the job's last one extends it."""
         latest = self._latest.setdefault(job, {})
         place = latest.get(first)
         if (
@@ -201,11 +198,10 @@ class Holdings:
             self.coarsen(self.limit // 2)
 
     def forget(self, job: int) -> None:
-        """No further holding of this job will come."""
         self._latest.pop(job, None)
 
     def coarsen(self, keep: int) -> None:
-        """Dissolve the shortest holdings, earliest first, until at most `keep` are left."""
+        """Bin the shortest holdings, earliest first, until at most `keep` are left."""
         surplus = len(self) - keep
         if surplus <= 0:
             return
@@ -222,7 +218,6 @@ class Holdings:
         self._take(sorted(order[surplus:]))
 
     def _take(self, places: Sequence[int]) -> None:
-        """Keep only these places."""
         self.job = array("l", [self.job[place] for place in places])
         self.first = array("i", [self.first[place] for place in places])
         self.stop = array("i", [self.stop[place] for place in places])
@@ -251,7 +246,7 @@ class Holdings:
 
 @dataclass(slots=True)
 class Recording:
-    """Columns that the simulator fills while it runs; jobs are known by their place in the order of submission."""
+    """Columns filled by the simulator; jobs are numbered in order of submission."""
 
     num_devices: int
     job_ids: list[str] = field(default_factory=list)
@@ -269,14 +264,13 @@ class Recording:
     num_marks_dropped: int = 0
 
     def __post_init__(self) -> None:
-        """Lay out the holdings for this number of devices."""
         self.holdings = Holdings(self.num_devices)
 
     def __len__(self) -> int:
         return len(self.job_ids)
 
     def submitted(self, job_id: str, at: float, devices: int, weight: float = 1.0) -> int:
-        """A job arrived; returns the number by which the other methods know it."""
+        """A job arrived; returns its number."""
         self.job_ids.append(job_id)
         self.submit_s.append(at)
         self.start_s.append(NAN)
@@ -288,7 +282,7 @@ class Recording:
         return len(self.job_ids) - 1
 
     def held(self, job: int, first: int, stop: int, start_s: float, end_s: float, fraction: float = 1.0) -> None:
-        """A job held a fraction of the devices `first` up to, not including, `stop`; call it when the holding ends."""
+        """A job held a fraction of the devices from `first` to before `stop`; called when the holding ends."""
         begun = self.start_s[job]
         if not begun <= start_s:  # also true for NaN
             self.start_s[job] = start_s
@@ -297,31 +291,30 @@ class Recording:
         self.holdings.add(job, first, stop, start_s, end_s, fraction)
 
     def ended(self, job: int, at: float, held_s: float, state: Phase = Phase.FINISHED) -> None:
-        """A job is over, after holding at least one device for `held_s` in all."""
+        """A job is over, after holding devices for `held_s` in all."""
         self.end_s[job] = at
         self.held_s[job] = held_s
         self.state[job] = CODE_OF[state]
         self.holdings.forget(job)
 
     def sample(self, at: float, waiting: int, busy: float) -> None:
-        """From `at` on so many jobs wait and so many devices are held; call it once per instant or more often."""
+        """Set the numbers of waiting jobs and held devices from `at` on."""
         self.queue.add(at, waiting)
         self.busy.add(at, busy)
 
     def mark(self, at: float, text: str) -> None:
-        """Something worth a line on the timeline happened."""
+        """Add a labelled line to the timeline."""
         if len(self.marks) < MARKS_LIMIT:
             self.marks.append((at, text))
         else:
             self.num_marks_dropped += 1
 
     def finished(self) -> list[int]:
-        """The jobs that reached their end."""
         code = CODE_OF[Phase.FINISHED]
         return [job for job, state in enumerate(self.state) if state == code]
 
     def span_s(self) -> tuple[float, float]:
-        """From the first submission to the last thing that was recorded; (0, 0) when nothing was."""
+        """From the first submission to the last record; (0, 0) for an empty run."""
         first = min(self.submit_s, default=0.0)
         lasts = [at for at in self.end_s if at == at]
         lasts += self.holdings.end_s[:]
@@ -331,7 +324,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpan:
-    """Consecutive devices of one kind in one node."""
+    """Consecutive devices of one type in one node."""
 
     name: str
     first: int
@@ -340,7 +333,7 @@ class NodeSpan:
 
 
 def node_spans(cluster: Cluster) -> tuple[NodeSpan, ...]:
-    """The device axis of a cluster: one span for each bank of each node."""
+    """The device axis of a cluster: one span per bank."""
     return tuple(
         NodeSpan(node.name, bank.devices.start, bank.devices.stop, bank.kind)
         for node in cluster.nodes
@@ -350,7 +343,7 @@ def node_spans(cluster: Cluster) -> tuple[NodeSpan, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReportHead:
-    """What all runs of a report have in common."""
+    """What all runs of a report share."""
 
     trace: str
     cluster: str  # as given, such as ``64x8xV100``
@@ -365,7 +358,7 @@ class ReportHead:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One policy's run: the numbers of ``simulate --json`` and what was recorded on the way."""
+    """One policy's run: the figures of ``simulate --json`` and the recording."""
 
     policy: str
     summary: Mapping[str, float | int | str | None]

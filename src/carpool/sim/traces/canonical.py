@@ -9,7 +9,7 @@ from carpool.sim.traces import cells
 from carpool.sim.traces.cells import Cells
 from carpool.sim.traces.format import Columns, RowBlock, TraceFormat, TraceRow, names, numbers, shared
 
-UNKNOWN_WORK = "unknown"  # in column work_s: nobody knows the length; an empty cell would be a mistake, not a statement
+UNKNOWN_WORK = "unknown"  # in column work_s: unknown length; an empty cell is an error
 
 REQUIRED = ("job", "submit_s", "gpus", "work_s")
 OPTIONAL = ("model", "batch", "weight", "user")

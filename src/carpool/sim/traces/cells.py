@@ -10,7 +10,7 @@ _SHOWN = 60  # characters of a bad value that are printed
 
 
 class BadRow(Exception):
-    """A row that cannot be read; `reason` is the same for all rows with this fault, `problem` names the value."""
+    """An invalid row; `reason` is equal for all rows with this fault, `problem` names the value."""
 
     def __init__(self, problem: str, reason: str, column: str = "") -> None:
         super().__init__(problem)
@@ -20,14 +20,14 @@ class BadRow(Exception):
 
 
 class BadCell(BadRow):
-    """A cell that cannot be read: `what` completes the sentences '<value> …' and '<column> …'."""
+    """An invalid cell: `what` completes the sentences '<value> …' and '<column> …'."""
 
     def __init__(self, column: str, value: str, what: str) -> None:
         super().__init__(f"{shown(value)} {what}", f"{column} {what}", column)
 
 
 class UnusableRow(Exception):
-    """A row that its own format marks as no use to a scheduler (no GPU, no end time)."""
+    """A row that its format marks as useless to a scheduler (no GPU, no end time)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ NOT_STARTED = "never started"
 
 
 def shown(value: str) -> str:
-    """A value as it stands in a message: quoted, control characters escaped, not too long."""
+    """A value for a message: quoted, control characters escaped, shortened."""
     return repr(value if len(value) <= _SHOWN else value[: _SHOWN - 1] + "…")
 
 
@@ -92,7 +92,7 @@ def stamp(text: str, column: str) -> float:
 
 
 class Cells:
-    """The cells of one row by column name; one object serves all rows of a file, `fields` is what changes."""
+    """The cells of one row by column name; one object serves all rows, `fields` changes."""
 
     __slots__ = ("fields", "index", "places")
 
@@ -102,39 +102,33 @@ class Cells:
         self.index = 0  # of the row among the rows of the file, from 0
 
     def text(self, column: str) -> str:
-        """The cell as it stands; empty when the file has no such column."""
         place = self.places.get(column)
         return "" if place is None else self.fields[place]
 
     def name(self, column: str) -> str:
-        """The cell as it stands, which may not be empty."""
+        """The cell's text, which may not be empty."""
         text = self.fields[self.places[column]]
         if not text:
             raise BadCell(column, text, "is empty")
         return text
 
     def is_empty(self, column: str) -> bool:
-        """Whether the cell holds nothing, or one of the words that stand for nothing."""
+        """Whether the cell is empty or one of the words for nothing."""
         return self.text(column).strip().lower() in _NOTHING
 
     def number(self, column: str) -> float:
-        """A finite number of 0 or more."""
         return number(self.fields[self.places[column]], column)
 
     def positive(self, column: str) -> float:
-        """A finite number above 0."""
         return positive(self.fields[self.places[column]], column)
 
     def whole(self, column: str) -> int:
-        """A whole number of 0 or more."""
         return whole(self.fields[self.places[column]], column)
 
     def count(self, column: str) -> int:
-        """A whole number of 1 or more."""
         return count(self.fields[self.places[column]], column)
 
     def stamp(self, column: str) -> float:
-        """A date and time as seconds since 1970."""
         return stamp(self.fields[self.places[column]], column)
 
 

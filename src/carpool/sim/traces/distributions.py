@@ -10,11 +10,11 @@ from typing import ClassVar, Protocol
 
 
 class ArrivalProcess(Protocol):
-    """A process of arrivals with a mean rate of its user's choosing."""
+    """A process of arrivals with a given mean rate."""
 
     @property
     def is_scalable(self) -> bool:
-        """Whether stretching all its instants by one factor gives the same process at another rate."""
+        """Whether stretching its instants by a factor gives the same process at another rate."""
 
     def draw(self, count: int, rate_per_s: float, rng: Random) -> list[float]:
         """`count` instants in ascending order, the first at 0."""
@@ -27,7 +27,6 @@ class Poisson:
     is_scalable: ClassVar[bool] = True
 
     def draw(self, count: int, rate_per_s: float, rng: Random) -> list[float]:
-        """Exponential gaps."""
         times, at = [0.0], 0.0
         for _ in range(count - 1):
             at -= math.log(1.0 - rng.random()) / rate_per_s
@@ -42,7 +41,6 @@ class AtOnce:
     is_scalable: ClassVar[bool] = True
 
     def draw(self, count: int, rate_per_s: float, rng: Random) -> list[float]:
-        """Nothing to draw."""
         return [0.0] * count
 
 
@@ -53,14 +51,13 @@ class Uniform:
     is_scalable: ClassVar[bool] = True
 
     def draw(self, count: int, rate_per_s: float, rng: Random) -> list[float]:
-        """Sorted uniform instants over count / rate seconds."""
         span_s = count / rate_per_s
         return _from_zero([rng.random() * span_s for _ in range(count)])
 
 
 @dataclass(frozen=True, slots=True)
 class Diurnal:
-    """A rate that swings over the day: rate · (1 + swing · sin(2π t / period_s))."""
+    """A rate that varies over the day: rate · (1 + swing · sin(2π t / period_s))."""
 
     swing: float = 0.8  # 0: constant; 1: no arrivals at night
     period_s: float = 86_400.0
@@ -133,7 +130,6 @@ class Lognormal:
     max_s: float = _WEEK_S
 
     def draw(self, count: int, rng: Random) -> list[float]:
-        """Draw and clip."""
         mu, low, high = math.log(self.median_s), self.min_s, self.max_s
         gauss, exp, sigma = rng.gauss, math.exp, self.sigma
         return [min(max(exp(gauss(mu, sigma)), low), high) for _ in range(count)]
@@ -146,7 +142,6 @@ class Exponential:
     mean_s: float = 3600.0
 
     def draw(self, count: int, rng: Random) -> list[float]:
-        """Draw by inversion."""
         mean_s, log, uniform = -self.mean_s, math.log, rng.random
         return [mean_s * log(1.0 - uniform()) for _ in range(count)]
 
@@ -158,7 +153,6 @@ class Fixed:
     length_s: float = 3600.0
 
     def draw(self, count: int, rng: Random) -> list[float]:
-        """Nothing to draw."""
         return [self.length_s] * count
 
 
@@ -177,7 +171,6 @@ class PhillyLike:
     max_s: float = math.inf  # clip, for example at a week
 
     def draw(self, count: int, rng: Random) -> list[float]:
-        """Draw by inversion of the measured distribution."""
         shares = [share for share, _ in _PHILLY_QUANTILES]
         logs = [math.log(length_s) for _, length_s in _PHILLY_QUANTILES]
         slopes = [

@@ -14,7 +14,7 @@ from carpool.sim.traces.trace import WorkUnit
 
 
 class TraceRow(NamedTuple):
-    """One usable row, in our words."""
+    """One usable row, as job fields."""
 
     submit_s: float
     id: str
@@ -29,23 +29,20 @@ class TraceRow(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What no two rows of a file may share."""
         return (self.id, self.part) if self.part else self.id
 
     @property
     def devices(self) -> int:
-        """Whole devices it takes."""
         return max(1, math.ceil(self.gpus - 1e-9))
 
     def spec(self) -> JobSpec:
-        """The job it asks for."""
         return JobSpec(
             JobId(self.id), self.devices, self.work, self.model, self.batch, self.weight, self.user, kinds=self.kinds
         )
 
 
 class RowBlock(NamedTuple):
-    """Many clean rows at once, as columns; `extras` are model, batch size, weight and user, as far as there are any."""
+    """Clean rows as columns; `extras` are model, batch size, weight and user, where present."""
 
     submits: Sequence[float]
     ids: Sequence[str]
@@ -61,9 +58,9 @@ Columns = Mapping[str, Sequence[str]]
 class TraceFormat:
     """One public way to write a trace down.
 
-    `row` reads one row with care: it raises `BadRow` for a fault and `UnusableRow` for what the format itself rules out.
-    `block`, where there is one, reads many rows fast and raises `IrregularBlock` or `BadRow` for anything odd: then `row` has
-    its turn.
+    `row` reads one row with care: it raises `BadRow` for a fault and `UnusableRow` for what the format itself rules
+    out. `block`, where there is one, reads many rows fast and raises `IrregularBlock` or `BadRow` for anything odd:
+    then `row` has its turn.
     """
 
     name: str
@@ -81,7 +78,6 @@ class TraceFormat:
 
     @property
     def header(self) -> str:
-        """The columns as they are shown to people."""
         if self.headerless and self.delimiter == "\t":
             return f"no header, {len(self.columns)} columns between tabs: {', '.join(self.columns)}"
         shown = ",".join(self.columns) + (f"[,{','.join(self.optional)}]" if self.optional else "")
@@ -89,7 +85,7 @@ class TraceFormat:
 
 
 class IrregularBlock(Exception):
-    """Something in a block needs the careful reader."""
+    """A block that needs the row-by-row reader."""
 
 
 Value = TypeVar("Value")
@@ -117,7 +113,7 @@ def stamps(texts: Sequence[str]) -> list[float]:
 
 
 def shared(texts: Sequence[str], column: str, parse: Callable[[str, str], Value]) -> list[Value]:
-    """Values of a column with few distinct ones: each is parsed once, and one object serves all equal cells."""
+    """Values of a column with few distinct ones: each is parsed once and shared."""
     values = {text: parse(text, column) for text in set(texts)}
     return list(map(values.__getitem__, texts))
 

@@ -72,12 +72,10 @@ class TraceGenerator:
             raise InputError("no sizes are given", way_out="Give some, for example 1:0.7,2:0.2,4:0.1.")
 
     def generate(self, name: str = "generated") -> Trace:
-        """Draw the trace."""
         with gc_paused():
             return Trace(name, "generated", tuple(self._arrivals()))
 
     def _arrivals(self) -> Iterator[Arrival]:
-        """Draw the jobs, in order of submission."""
         gpus = self._draw(self.sizes, "sizes", 1)
         works = [round(work, 3) for work in self.lengths.draw(self.jobs, self._stream("lengths"))]
         submits = self._submits(sum(map(float.__mul__, works, map(float, gpus))))
@@ -89,11 +87,10 @@ class TraceGenerator:
         return map(Arrival, submits, specs)
 
     def _stream(self, aspect: str) -> Random:
-        """The random stream of one aspect."""
         return Random(f"{self.seed}/{aspect}")
 
     def _draw(self, mix: Mix[Thing], aspect: str, default: Thing) -> list[Thing]:
-        """One thing of a mix for each job."""
+        """One value of a mix for each job."""
         if not mix:
             return [default] * self.jobs
         things = [thing for thing, _ in mix]
@@ -101,7 +98,7 @@ class TraceGenerator:
         return self._stream(aspect).choices(things, cum_weights=shares, k=self.jobs)
 
     def _submits(self, gpu_seconds: float) -> list[float]:
-        """Instants of submission that keep to the rate, the span or the load that was asked for."""
+        """Submission times that match the requested rate, span or load."""
         if isinstance(self.arrivals, AtOnce):
             return [0.0] * self.jobs
         if self.rate_per_s is not None:
@@ -117,19 +114,16 @@ class TraceGenerator:
 
 
 def _at_least(name: str, value: int, least: int) -> None:
-    """Refuse a count that is too small."""
     if value < least:
         raise InputError(f"{name} is {value}", way_out=f"Give {least} or more.")
 
 
 def _above_zero(name: str, value: float) -> None:
-    """Refuse what is not a finite number above 0."""
     if not (value > 0 and math.isfinite(value)):
         raise InputError(f"{name} is {value}", way_out="Give a finite number above 0.")
 
 
 def _check_mix(mix: Mix[Thing]) -> None:
-    """Refuse shares that are no frequencies."""
     for thing, share in mix:
         if not (share >= 0 and math.isfinite(share)):
             raise InputError(f"the share of {thing} is {share}", way_out="Give 0 or more.")
@@ -138,7 +132,7 @@ def _check_mix(mix: Mix[Thing]) -> None:
 
 
 def parse_mix(text: str) -> list[tuple[str, float]]:
-    """Read '1:0.7,2:0.3' (shares) or 'a,b' (equal shares); the last colon counts, so names may have others."""
+    """Read '1:0.7,2:0.3' (shares) or 'a,b' (equal shares); only the last colon counts, so names may contain others."""
     mix: list[tuple[str, float]] = []
     for part in text.split(","):
         thing, colon, share = part.strip().rpartition(":")
@@ -151,7 +145,7 @@ def parse_mix(text: str) -> list[tuple[str, float]]:
 
 
 def parse_sizes(text: str) -> list[tuple[int, float]]:
-    """Read sizes with their shares: '1:0.7,2:0.2,4:0.1', or 'philly' for Philly's own."""
+    """Read sizes with shares: '1:0.7,2:0.2,4:0.1', or 'philly'."""
     if text == "philly":
         return list(PHILLY_SIZES)
     try:
@@ -161,7 +155,7 @@ def parse_sizes(text: str) -> list[tuple[int, float]]:
 
 
 def parse_weights(text: str) -> list[tuple[float, float]]:
-    """Read weights with their shares, or a range of whole weights: '1:0.9,5:0.1', '1-5'."""
+    """Read weights with shares, or a range of integers: '1:0.9,5:0.1', '1-5'."""
     try:
         low, dash, high = text.partition("-")
         if dash:
@@ -184,7 +178,7 @@ def parse_lengths(text: str) -> LengthDistribution:
 
 
 def _make(what: str, name: str, settings: Iterable[str], table: Mapping[str, type[Made]]) -> Made:
-    """Make the named thing with its settings, all of them numbers."""
+    """Build the named object with numeric settings."""
     if name not in table:
         raise UnknownName(what, name, table)
     known = {entry.name for entry in fields(table[name])}  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def _between(row: Cells, start_s: float, column: str) -> float:
 
 
 def _join_tasks(rows: Iterable[TraceRow]) -> list[TraceRow]:
-    """One row per job: its tasks (workers, evaluators …) hold GPUs together, from the first start to the last end."""
+    """One row per job: its tasks hold GPUs together, from the first start to the last end."""
     jobs: dict[str, TraceRow] = {}
     for row in rows:
         other = jobs.get(row.id)
@@ -58,12 +58,12 @@ def _join_tasks(rows: Iterable[TraceRow]) -> list[TraceRow]:
 
 
 def _is_task(first: Sequence[str]) -> bool:
-    """Whether this is a row of the task table, whose header is published as a separate file."""
+    """Whether this is a row of the task table, whose header is a separate file."""
     return len(first) == len(PAI_TASKS.columns) and first[3] in _STATES
 
 
 def _job_row(row: Cells) -> TraceRow:
-    """Read one job of the simulator's csv: `num_gpu` GPUs (or a part of one) for each of `num_inst` instances."""
+    """Read one job of the simulator's CSV: `num_gpu` GPUs (or a part of one) for each of `num_inst` instances."""
     gpus = 0.0 if row.is_empty("num_gpu") else row.number("num_gpu")
     if gpus == 0:
         raise UnusableRow(NO_GPU)
@@ -75,7 +75,7 @@ def _job_row(row: Cells) -> TraceRow:
 
 
 def _pod_row(row: Cells) -> TraceRow:
-    """Read one pod: `num_gpu` GPUs, or `gpu_milli` thousandths of one, of the kinds `gpu_spec` allows."""
+    """Read one pod: `num_gpu` GPUs, or `gpu_milli` thousandths of one, of the types in `gpu_spec`."""
     gpus = row.whole("num_gpu")
     if gpus == 0:
         raise UnusableRow(NO_GPU)
@@ -127,7 +127,7 @@ GAVEL_COLUMNS = (
 
 
 def _gavel_row(row: Cells) -> TraceRow:
-    """Read one row; the job type with its batch size is the model that Gavel's throughput table knows."""
+    """Read one row; the job type with its batch size is the model in Gavel's throughput table."""
     return TraceRow(
         submit_s=row.number("arrival s"),
         id=str(row.index),
@@ -139,7 +139,6 @@ def _gavel_row(row: Cells) -> TraceRow:
 
 
 def _is_gavel_row(first: Sequence[str]) -> bool:
-    """Whether a file that starts with these cells is one of Gavel's."""
     return len(first) == len(GAVEL_COLUMNS)
 
 
@@ -180,17 +179,14 @@ HELIOS = TraceFormat(
 
 
 def _dated_row(row: Cells) -> TraceRow:
-    """Read one row whose submission is a date."""
     return _philly_row(row, row.stamp("timestamp"), str(row.index))
 
 
 def _timed_row(row: Cells) -> TraceRow:
-    """Read one row whose submission is in seconds."""
     return _philly_row(row, row.number("submit_time"), row.name("job_id"))
 
 
 def _philly_row(row: Cells, submit_s: float, job: str) -> TraceRow:
-    """Read what both headers share."""
     gpus = row.whole("num_gpus")
     if gpus == 0:
         raise UnusableRow(NO_GPU)
@@ -200,18 +196,16 @@ def _philly_row(row: Cells, submit_s: float, job: str) -> TraceRow:
 
 
 def _dated_block(columns: Columns, start: int) -> RowBlock:
-    """Read many clean rows whose submissions are dates."""
     texts = columns["timestamp"]
     return _philly_block(columns, stamps(texts), row_ids(start, len(texts)))
 
 
 def _timed_block(columns: Columns, start: int) -> RowBlock:
-    """Read many clean rows whose submissions are in seconds."""
     return _philly_block(columns, numbers(columns["submit_time"]), columns["job_id"])
 
 
 def _philly_block(columns: Columns, submits: Sequence[float], ids: Sequence[str]) -> RowBlock:
-    """Read what both headers share; a row without GPU is left to the careful reader."""
+    """Read clean rows of both headers; a row without GPU needs the row-by-row reader."""
     gpus = shared(columns["num_gpus"], "num_gpus", cells.count)
     works = numbers(columns["duration"])
     users = names(columns["cluster"]) if "cluster" in columns else repeat("")
@@ -239,7 +233,6 @@ PHILLY_TIMED = TraceFormat(
 
 
 def _pollux_row(row: Cells) -> TraceRow:
-    """Read one row."""
     return TraceRow(
         submit_s=row.number("time"),
         id=row.name("name"),

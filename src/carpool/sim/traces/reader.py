@@ -38,7 +38,7 @@ FIRST_LINE_CHARS = 65_536  # a longer first line is no header of ours
 
 @contextmanager
 def _open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """The file's bytes, unpacked when they are gzip (whatever the name says)."""
+    """The file's bytes, unpacked if gzip, whatever the name."""
     with path.open("rb") as raw:
         if raw.peek(2)[:2] == _GZIP_MAGIC:
             with gzip.GzipFile(fileobj=raw) as unpacked:
@@ -49,7 +49,7 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_text(path: Path, *, escape: bool = False) -> Iterator[io.TextIOWrapper]:
-    """The file's text, line ends untouched; with `escape` bytes that are not UTF-8 come as lone surrogates."""
+    """The file's text, line ends untouched; with `escape`, invalid UTF-8 becomes lone surrogates."""
     try:
         with _open_bytes(path) as raw:
             errors = "surrogateescape" if escape else "strict"
@@ -62,25 +62,23 @@ def open_text(path: Path, *, escape: bool = False) -> Iterator[io.TextIOWrapper]
             f"the gzip data is damaged or cut short ({error})", where=str(path), way_out="Fetch the file again."
         ) from error
     except csv.Error as error:
-        raise InputError(
-            f"this is not CSV ({error})", where=str(path), way_out="Look for a quote that is opened and never closed."
-        ) from error
+        raise InputError(f"is not CSV ({error})", where=str(path), way_out="Look for an unclosed quote.") from error
 
 
 def _cannot_open(path: Path, error: OSError) -> InputError:
-    """The error for a file that the system will not give us."""
+    """The error for a file that cannot be opened."""
     where = str(path)
     if isinstance(error, FileNotFoundError):
-        return InputError("there is no such file", where=where, way_out="Check the path.")
+        return InputError("does not exist", where=where, way_out="Check the path.")
     if isinstance(error, IsADirectoryError):
-        return InputError("this is a folder, not a file", where=where, way_out="Name one trace file in it.")
+        return InputError("is a folder, not a file", where=where, way_out="Name one trace file in it.")
     if isinstance(error, gzip.BadGzipFile):
         return InputError(f"the gzip data is damaged ({error})", where=where, way_out="Fetch the file again.")
     return InputError(f"cannot be read ({cause(error)})", where=where, way_out="Check its permissions.")
 
 
 def not_utf8(path: Path) -> InputError:
-    """The error for a file with bytes that are not UTF-8: it names the first such row."""
+    """The error for invalid UTF-8: it names the first such row."""
     with _open_bytes(path) as raw:
         for line, content in enumerate(raw, start=1):
             try:
@@ -96,7 +94,7 @@ def not_utf8(path: Path) -> InputError:
 
 
 def ends_mid_line(path: Path) -> bool:
-    """Whether a plain file's last line has no line end (gzip has its own check against being cut, a pipe no end)."""
+    """Whether a plain file's last line has no line end."""
     if not path.is_file():
         return False
     with path.open("rb") as raw:
@@ -121,7 +119,7 @@ MAYBE_CUT = "the last line has no line end: the file may be cut short"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How one file is laid out: its format, its columns, and the first line when that is already data."""
+    """The layout of a file: its format, its columns, and the first line if that is data."""
 
     format: TraceFormat
     header: tuple[str, ...]
@@ -131,7 +129,6 @@ class _Layout:
 
     @property
     def places(self) -> dict[str, int]:
-        """Column name -> place in a row."""
         return {name: place for place, name in enumerate(self.header)}
 
 
@@ -157,7 +154,7 @@ def read_trace(
 
 
 def detect(path: str | Path) -> str:
-    """The name of the format a file is written in."""
+    """The name of a file's format."""
     path = Path(path)
     try:
         with open_text(path) as text:
@@ -174,7 +171,7 @@ def _read(
     *,
     escape: bool,
 ) -> Trace:
-    """Read a trace with strict or with escaped decoding."""
+    """Read a trace with strict or escaped decoding."""
     with gc_paused(), open_text(path, escape=escape) as text:
         layout = _layout(path, text, named)
         jobs = Collector(
@@ -197,7 +194,7 @@ def _read(
 
 
 def _take_all(jobs: Collector, layout: _Layout, text: TextIOWrapper) -> None:
-    """Hand the file's rows over, block by block."""
+    """Pass the file's rows on, block by block."""
     lines = chain([layout.first], text) if layout.is_headerless else text
     if layout.format.delimiter == ",":
         rows = csv.reader(lines)
@@ -211,13 +208,13 @@ def _take_all(jobs: Collector, layout: _Layout, text: TextIOWrapper) -> None:
 
 
 def _unused(layout: _Layout) -> list[str]:
-    """Columns of the file that nobody knows: a misspelt optional column would be one."""
+    """Unknown columns of the file, such as a misspelt optional one."""
     known = {*layout.format.columns, *layout.format.optional, *layout.format.ignored}
     return [name for name in layout.header if name not in known]
 
 
 def _layout(path: Path, text: TextIOWrapper, named: str | None) -> _Layout:
-    """Look at the first line that is not blank and tell what the file is."""
+    """Determine the layout from the first line that is not blank."""
     if named is not None and named not in FORMATS:
         raise UnknownName("trace format", named, FORMATS)
     first, skipped = text.readline(FIRST_LINE_CHARS), 0
@@ -238,14 +235,13 @@ def _layout(path: Path, text: TextIOWrapper, named: str | None) -> _Layout:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """The cells of one line."""
     if delimiter == "\t":
         return line.rstrip("\r\n").split("\t")
     return next(csv.reader([line]), [])
 
 
 def _refuse_twins(path: Path, header: Sequence[str], line: int) -> None:
-    """Refuse a header that names a column twice: nobody could say which one counts."""
+    """Reject a header that names a column twice."""
     name, times = Counter(header).most_common(1)[0]
     if times > 1:
         raise InputError(
@@ -256,7 +252,7 @@ def _refuse_twins(path: Path, header: Sequence[str], line: int) -> None:
 
 
 def _unknown_header(path: Path, first: str, line: int, named: str | None, forms: Sequence[TraceFormat]) -> InputError:
-    """The error for a first line that no format fits: what is missing, and what would be known."""
+    """The error for a first line of no known format: what is missing, and what is known."""
     line_text = shown(first.strip())
     found = {cell.strip() for cell in _cells(first, ",")}
     nearest = max(forms, key=lambda form: len(found & set(form.columns)) / len(form.columns))
@@ -265,7 +261,7 @@ def _unknown_header(path: Path, first: str, line: int, named: str | None, forms:
         problem = f"the header {line_text} lacks {_columns(missing)} of format {named}"
         expected = " or ".join([form.header for form in forms])
         return InputError(problem, where=f"{path}, row {line}", way_out=f"Expected: {expected}.")
-    problem = f"the header {line_text} is of no known format"
+    problem = f"the header {line_text} matches no known format"
     if len(missing) < len(nearest.columns):
         problem += f"; for {nearest.name} it lacks {_columns(missing)}"
     known = "; ".join([f"{form.name}: {form.header}" for form in forms])
@@ -273,5 +269,4 @@ def _unknown_header(path: Path, first: str, line: int, named: str | None, forms:
 
 
 def _columns(names: Sequence[str]) -> str:
-    """Column names in words."""
     return f"column{'s' if len(names) > 1 else ''} {', '.join([repr(name) for name in names])}"

@@ -17,7 +17,7 @@ ROUNDED_UP = "asks for part of a GPU: counted as whole GPUs"
 
 
 class Collector:
-    """Takes a file's rows block by block and ends as a list of arrivals and an account of what was left out."""
+    """Collects a file's rows block by block into arrivals, and counts what was dropped."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Collector:
         self._parts: list[TraceRow] = []  # rows that are still to be joined into jobs
 
     def take(self, rows: Sequence[list[str]], first_line: int, num_lines: int) -> None:
-        """Take consecutive rows; `num_lines` exceeds their number when a quoted cell holds a line end."""
+        """Add consecutive rows; `num_lines` exceeds their number when a quoted cell holds a line end."""
         block = self._block(rows) if num_lines == len(rows) else None
         if block is not None:
             self._keep_block(block)
@@ -62,13 +62,13 @@ class Collector:
             line += height
 
     def _block(self, rows: Sequence[list[str]]) -> RowBlock | None:
-        """The rows as clean columns, or nothing when one of them wants a closer look."""
+        """The rows as clean columns, or None if one needs a closer look."""
         form = self._form
         if form.block is None or self._escaped:
             return None
         try:
             columns = list(zip(*rows, strict=True))
-        except ValueError:  # rows of unlike length
+        except ValueError:  # rows of different lengths
             return None
         if len(columns) != self._width:
             return None
@@ -79,7 +79,7 @@ class Collector:
         return None if form.has_own_ids and not self._are_new(block.ids) else block
 
     def _are_new(self, ids: Sequence[str]) -> bool:
-        """Whether the ids are all there, all different and none was seen before; then they count as seen."""
+        """Whether all ids are present, distinct and new; then they count as seen."""
         new: set[Hashable] = set(ids)
         if len(new) != len(ids) or "" in new or not self._seen.isdisjoint(new):
             return False
@@ -87,12 +87,11 @@ class Collector:
         return True
 
     def _keep_block(self, block: RowBlock) -> None:
-        """Make the jobs of a clean block."""
         self._submits.extend(block.submits)
         self._specs.extend(make_specs(block.ids, block.gpus, block.works, *block.extras))
 
     def _take_row(self, fields: list[str], line: int, height: int) -> None:
-        """Take one row with care."""
+        """Add one row, checked cell by cell."""
         try:
             row = self._checked(fields, height)
         except UnusableRow as unusable:
@@ -108,7 +107,7 @@ class Collector:
                 self._keep(row)
 
     def _checked(self, fields: list[str], height: int) -> TraceRow:
-        """One row, read and checked against the rows before it."""
+        """One row, parsed and checked against the rows before it."""
         self._check_shape(fields, height)
         cells = self._cells
         cells.fields, cells.index = fields, self._index
@@ -120,7 +119,7 @@ class Collector:
         return row
 
     def _check_shape(self, fields: list[str], height: int) -> None:
-        """Refuse a row that does not have the header's cells, each on one line and in UTF-8."""
+        """Reject a row without the header's cells, each on one line and in UTF-8."""
         if height > 1:
             raise BadRow(f"a quoted cell runs over {height} lines, from {shown(fields[0])}", "a quoted cell runs on")
         if len(fields) < self._width:
@@ -133,7 +132,6 @@ class Collector:
             raise BadRow("the row is not UTF-8", "not UTF-8")
 
     def _keep(self, row: TraceRow) -> None:
-        """Make the job of one row."""
         if row.devices != row.gpus:
             self.notes[ROUNDED_UP] += 1
         share = self._names.setdefault
@@ -142,13 +140,11 @@ class Collector:
         self._specs.append(row.spec())
 
     def _drop(self, line: int, height: int, reason: str) -> None:
-        """Leave lines out, and say so."""
         self.dropped[reason] += height
         room = LISTED_DROPS - len(self.dropped_rows)
         self.dropped_rows.extend(islice((DroppedRow(line + offset, reason) for offset in range(height)), room))
 
     def _error(self, line: int, bad: BadRow) -> InputError:
-        """The error for a row that cannot be read."""
         column = f", column {bad.column!r}" if bad.column else ""
         return InputError(
             bad.problem,
@@ -176,7 +172,6 @@ class Collector:
         return tuple(map(Arrival, submits, specs))
 
     def _empty(self) -> InputError:
-        """The error for a trace without a job."""
         if not self.dropped:
             return InputError("the trace has no rows", where=self._path, way_out="Give a file with at least one job.")
         reasons = ", ".join([f"{reason}: {rows}" for reason, rows in self.dropped.most_common(5)])
@@ -193,7 +188,7 @@ def _line_ends(cell: str) -> int:
 
 
 def _is_clean(fields: Iterable[str]) -> bool:
-    """Whether the text could be written as UTF-8."""
+    """Whether the text can be encoded as UTF-8."""
     try:
         "".join(fields).encode("utf-8")
     except UnicodeEncodeError:

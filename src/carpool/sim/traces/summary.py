@@ -16,7 +16,7 @@ _PERCENTILES = (0, 10, 25, 50, 75, 90, 99, 100)
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """A trace in numbers; what cannot be known from the trace is None."""
+    """A trace in numbers; None where unknown."""
 
     trace: str
     format: str
@@ -38,7 +38,6 @@ class TraceInfo:
     notes: Mapping[str, int]
 
     def as_json(self) -> dict[str, object]:
-        """Plain values for `--json`."""
         return {
             "schema": SCHEMA,
             "trace": self.trace,
@@ -65,7 +64,7 @@ class TraceInfo:
 
 
 def summarise(trace: Trace, devices: int | None = None) -> TraceInfo:
-    """Count what is in a trace; with `devices` also the load it offers to that many."""
+    """Summarize a trace; with `devices` also the load it offers to that many."""
     specs = [arrival.spec for arrival in trace.arrivals]
     works = sorted([spec.work for spec in specs if spec.work is not None])
     is_timed = trace.work_unit is WorkUnit.SECONDS and len(works) == len(specs)
@@ -96,15 +95,15 @@ def summarise(trace: Trace, devices: int | None = None) -> TraceInfo:
 
 
 def _most_common(names: Sequence[str]) -> dict[str, int]:
-    """Names with their jobs, most first, equals by name; the empty name does not count."""
+    """Names by number of jobs, ties by name, without the empty name."""
     counts = Counter(names)
     del counts[""]
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def lines(info: TraceInfo, *, listed: int = 8) -> list[str]:
-    """The same as text, one line per fact; long lists are cut to `listed` entries and say so."""
-    told = [
+    """The summary as text, one line per fact; long lists are cut to `listed` entries."""
+    text = [
         f"{info.trace}: {info.jobs} jobs, format {info.format}",
         f"submitted over {info.span_s:.0f} s ({info.span_s / 86_400:.1f} days) from {info.first_submit_s:g} s on",
         f"GPUs: {_listing({str(size): jobs for size, jobs in info.gpus.items()}, len(info.gpus))}",
@@ -112,19 +111,18 @@ def lines(info: TraceInfo, *, listed: int = 8) -> list[str]:
     ]
     if info.gpu_seconds is not None:
         busy = "" if info.mean_gpus_busy is None else f", {info.mean_gpus_busy:.1f} GPUs busy on average"
-        told.append(f"GPU time: {info.gpu_seconds:.0f} s ({info.gpu_seconds / 3600:.0f} GPU-hours){busy}")
+        text.append(f"GPU time: {info.gpu_seconds:.0f} s ({info.gpu_seconds / 3600:.0f} GPU-hours){busy}")
     if info.load is not None:
-        told.append(f"offered load on {info.devices} devices: {info.load:.3f}")
+        text.append(f"offered load on {info.devices} devices: {info.load:.3f}")
     for what, names in (("models", info.models), ("users", info.users)):
         if names:
-            told.append(f"{what} ({len(names)}): {_listing(names, listed)}")
-    told.extend([f"dropped {rows}: {reason}" for reason, rows in info.dropped.items()])
-    told.extend([f"note ({times}): {note}" for note, times in info.notes.items()])
-    return told
+            text.append(f"{what} ({len(names)}): {_listing(names, listed)}")
+    text.extend([f"dropped {rows}: {reason}" for reason, rows in info.dropped.items()])
+    text.extend([f"note ({times}): {note}" for note, times in info.notes.items()])
+    return text
 
 
 def _work_line(info: TraceInfo) -> str:
-    """The lengths in one line."""
     if info.work_mean is None:
         return "length: unknown (a world knows it)"
     unit = info.work_unit

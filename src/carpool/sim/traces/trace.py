@@ -19,7 +19,7 @@ LISTED_DROPS = 1000  # dropped rows that are listed one by one; the rest is only
 
 
 class WorkUnit(StrEnum):
-    """What `JobSpec.work` counts in a trace."""
+    """The unit of `JobSpec.work` in a trace."""
 
     SECONDS = "s"  # run time alone on the devices asked for
     STEPS = "steps"  # a world that knows steps per second turns them into time
@@ -27,14 +27,14 @@ class WorkUnit(StrEnum):
 
 
 class Arrival(NamedTuple):
-    """One job and the second it was submitted."""
+    """A job and its submission time."""
 
     submit_s: float
     spec: JobSpec
 
 
 class DroppedRow(NamedTuple):
-    """One row that was left out: its line in the file (0: not from a file), why, and its job where known."""
+    """A dropped row: its line in the file (0: not from a file), the reason, and its job if known."""
 
     row: int
     reason: str
@@ -43,7 +43,7 @@ class DroppedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs in order of (submit_s, place in the file), with an account of everything left out."""
+    """Jobs in order of (submit_s, position in the file), and what was dropped."""
 
     name: str
     format: str
@@ -58,7 +58,6 @@ class Trace:
 
     @property
     def num_dropped(self) -> int:
-        """Rows left out, for whatever reason."""
         return sum(self.dropped.values())
 
 
@@ -85,7 +84,7 @@ def check_capacity(
     kept = tuple([arrival for arrival in trace.arrivals if arrival.spec.id not in gone])
     if not kept:
         raise InputError(
-            f"none of the {len(trace)} jobs fits {cluster_devices} devices",
+            f"none of the {len(trace)} jobs fits on {cluster_devices} devices",
             where=trace.name,
             way_out="Use a larger --cluster.",
         )
@@ -105,19 +104,19 @@ def _limit(spec: JobSpec, cluster_devices: int, by_kind: Mapping[Kind, int] | No
 
 
 def _does_not_fit(name: str, spec: JobSpec, limit: int, count: int, num_kinds: int) -> InputError:
-    """The error for the first job that is larger than the cluster; one that names no kinds is given one kind."""
-    kinds = f" of kind {' or '.join(spec.kinds)}" if spec.kinds else ""
-    most = f"{limit} of one kind at most" if num_kinds > 1 and not spec.kinds else f"{limit}"
+    """The error for the first job that is larger than the cluster; without kinds, it runs on one type."""
+    kinds = f" of type {' or '.join(spec.kinds)}" if spec.kinds else ""
+    most = f"at most {limit} of one type" if num_kinds > 1 and not spec.kinds else f"{limit}"
     others = f" ({count - 1} more jobs are too large)" if count > 1 else ""
     return InputError(
-        f"job {spec.id!r} asks {spec.narrowest} devices{kinds}; the cluster has {most}{others}",
+        f"job {spec.id!r} needs {spec.narrowest} devices{kinds}; the cluster has {most}{others}",
         where=name,
         way_out="Use a larger --cluster, or pass --skip-invalid to drop such jobs.",
     )
 
 
 def in_seconds(trace: Trace, units_per_s: Callable[[JobSpec], float]) -> Trace:
-    """The same jobs with their work as run time, given each job's rate on the devices it asks for."""
+    """The same jobs with their work as run time, given each job's rate on the devices it requests."""
     if trace.work_unit is WorkUnit.SECONDS:
         return trace
     arrivals = [Arrival(at, _timed(spec, units_per_s(spec), trace.name)) for at, spec in trace.arrivals]
@@ -125,14 +124,11 @@ def in_seconds(trace: Trace, units_per_s: Callable[[JobSpec], float]) -> Trace:
 
 
 def _timed(spec: JobSpec, units_per_s: float, name: str) -> JobSpec:
-    """One job with its work divided by its rate."""
     if spec.work is None:
-        raise InputError(
-            f"nobody knows the work of job {spec.id!r}", where=name, way_out="Use a --world that knows it."
-        )
+        raise InputError(f"job {spec.id!r} has no length", where=name, way_out="Use a --world that knows it.")
     if not units_per_s > 0:
         raise InputError(
-            f"job {spec.id!r} ({spec.model}, {spec.devices} devices) has the rate {units_per_s}",
+            f"job {spec.id!r} ({spec.model}, {spec.devices} devices) has a rate of {units_per_s}",
             where=name,
             way_out="Give a rate above 0 for this model and number of devices.",
         )
@@ -145,7 +141,7 @@ _SETTERS = tuple([(getattr(JobSpec, entry.name).__set__, entry.default) for entr
 
 
 def make_specs(ids: Sequence[str], *columns: Iterable[object]) -> list[JobSpec]:
-    """Specs from columns in the order of `JobSpec`'s fields; the fields after the last column have their defaults."""
+    """Specs from columns in the order of `JobSpec`'s fields; later fields have their defaults."""
     specs = list(map(object.__new__, repeat(JobSpec, len(ids))))
     given = chain([ids], columns)
     for set_field, default in _SETTERS:

@@ -28,7 +28,7 @@ _DEFAULTS = {entry.name: entry.default for entry in fields(JobSpec)}
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """What a file holds now, and which fields of how many jobs our CSV has no column for."""
+    """What was written, and which job fields the CSV has no column for."""
 
     path: Path
     jobs: int
@@ -57,14 +57,13 @@ def write_trace(trace: Trace, path: str | Path) -> WriteSummary:
 
 
 def convert(source: str | Path, target: str | Path, format: str | None = None, *, skip_invalid: bool = False) -> Trace:  # noqa: A002
-    """Read a trace in any known format and write it as canonical CSV; returns what was read."""
+    """Read a trace in any known format and write it as canonical CSV; returns the trace."""
     trace = read_trace(source, format, skip_invalid=skip_invalid)
     write_trace(trace, target)
     return trace
 
 
 def _lines(trace: Trace, extras: Sequence[str]) -> Iterator[list[object]]:
-    """The cells of each job."""
     picks = [attrgetter(_EXTRAS[name]) for name in extras]
     for submit_s, spec in trace.arrivals:
         if not spec.id or not spec.id.isprintable() or not (spec.model + spec.user).isprintable():
@@ -78,12 +77,12 @@ def _lines(trace: Trace, extras: Sequence[str]) -> Iterator[list[object]]:
 
 
 def _number(value: float) -> str:
-    """A number in the shortest form that reads back as the same one."""
+    """A number in the shortest form that reads back equal."""
     return repr(float(value)).removesuffix(".0")
 
 
 def _refuse_unwritable(spec: JobSpec, name: str) -> None:
-    """Refuse names that a CSV line cannot hold: line ends, and text that is not Unicode."""
+    """Reject names that a CSV line cannot hold: line ends, and invalid Unicode."""
     if not spec.id:
         raise InputError("a job has the empty name", where=name, way_out="Name it.")
     for text in (spec.id, spec.model, spec.user):
@@ -96,7 +95,7 @@ def _refuse_unwritable(spec: JobSpec, name: str) -> None:
 
 
 def _lost(specs: Sequence[JobSpec]) -> dict[str, int]:
-    """Fields that some jobs use and our CSV cannot carry."""
+    """Fields of some jobs that the CSV cannot hold."""
     pick = attrgetter(*_LOST)
     plain = tuple([_DEFAULTS[name] for name in _LOST])
     unusual = [values for values in map(pick, specs) if values != plain]
@@ -106,7 +105,7 @@ def _lost(specs: Sequence[JobSpec]) -> dict[str, int]:
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[TextIO]:
-    """A text file that takes the place of `path` only when all of it has been written."""
+    """A text file that replaces `path` only once fully written."""
     path = path.resolve()  # a link stays a link
     if path.exists() and not path.is_file():
         raise InputError("this is not a file that can be replaced", where=str(path), way_out="Name a file.")
@@ -126,7 +125,7 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _open_draft(draft: Path, *, packed: bool) -> Iterator[TextIO]:
-    """The draft as text, on the disk when left; no time stamp inside, so that equal traces give equal files."""
+    """The draft as text, synced when closed; without a time stamp, so that equal traces give equal files."""
     with draft.open("xb") as raw:
         if packed:
             with (

@@ -8,19 +8,19 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.sim.worlds.base import PlainWorld, World
 
 WORLDS = {
-    "plain": "the trace's own durations; nothing costs anything",
-    "colocation": "colocation:FILE, trainings measured alone and in groups on one device, at unlike shares",
-    "gavel": "gavel:FILE, steps per second by job type and device kind, alone and in pairs",
+    "plain": "the trace's own durations; starts and moves are free",
+    "colocation": "colocation:FILE, trainings measured alone and in groups on one device, at several shares",
+    "gavel": "gavel:FILE, steps per second by job type and device type, alone and in pairs",
     "pollux": "pollux:DIR, goodput from measured profiles",
-    "profile": "profile:FILE, rates and memory as carpool profile measured them (a folder: all profiles in it)",
-    "parts": "parts[:switch=fast|pipelined|cold], steps of a fixed number of parts on four unlike kinds, by seed",
-    "wired": "buses and a network of unlike speeds, drawn by seed; elastic jobs whose gradients go over them",
-    "FILE.toml": "models, kinds and prices from a file",
+    "profile": "profile:FILE, rates and memory measured by carpool profile (a folder: all profiles in it)",
+    "parts": "parts[:switch=fast|pipelined|cold], steps of a fixed number of parts on four device types, by seed",
+    "wired": "buses and a network of different speeds, by seed; elastic jobs that exchange gradients over them",
+    "FILE.toml": "models, device types and costs from a file",
 }
 
 
 def seed_in_file(text: str) -> int:
-    """The seed that a world's file names; 0 where it names none, and of worlds that have no such file."""
+    """The seed of a world file; 0 if it has none, or the world has no file."""
     if not text.endswith(".toml"):
         return 0
     from carpool.sim.worlds.world_file import read_world
@@ -29,7 +29,7 @@ def seed_in_file(text: str) -> int:
 
 
 def parse_world(text: str, seed: int | None = None) -> World:
-    """The world a text names; without a seed it has the one of its file, and 0 where that names none."""
+    """The world named by a text; the default seed is that of its file, else 0."""
     name, _, rest = text.partition(":")
     if text.endswith(".toml"):
         from carpool.sim.worlds.parametric import ParametricWorld
@@ -51,7 +51,7 @@ def parse_world(text: str, seed: int | None = None) -> World:
         return PartsWorld.generate(seed, switch)
     if name in ("colocation", "gavel", "pollux", "profile"):
         if not rest:
-            raise InputError(f"world {text!r} names no data", way_out=f"Write {WORLDS[name].split(',')[0]}.")
+            raise InputError(f"world {text!r} needs a path", way_out=f"Write {WORLDS[name].split(',')[0]}.")
         return _from_data(name, Path(rest), seed)
     raise UnknownName("world", text, WORLDS)
 

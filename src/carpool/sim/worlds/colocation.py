@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate, Estimator
 from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster, Placement
@@ -15,37 +14,27 @@ from carpool.predictors.sharing.colocation import ColocationTable, Solo
 from carpool.predictors.sharing.interference import Interference, Member
 from carpool.predictors.sharing.shared_throughput import SharedThroughput
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, TrainingSignals, World
 
 _FILLER = 0.9  # of an idle cycle, what a higher turn can use (AntMan, OSDI'20)
 
 
 @dataclass(slots=True)
-class ColocationWorld:
-    """Jobs get on as measured; work is seconds alone on a whole device at the job's own batch.
-
-    - A group that was measured (the same trainings at the same shares) goes at the measured rates; any other as the
-      interference model fitted to all measured groups says (`Interference`, Gaussian process).
-    - Every device is the measured one, whatever its kind is called. Batch sizes between measured ones are interpolated.
-    - A batch m other than the job's own m0 makes progress (φ + m0)/(φ + m) per sample, φ = noise·m0.
-    - A job of a higher turn gets 0.9·max(0, 1 − Σ fill of the lower turns) of what it would have among its own turn.
-    - A job on several devices gets on in proportion to them; its neighbours everywhere count.
-    - What a scheduler knows: all profiles, and `known` measured groups, drawn with `seed`; it learns from reports.
-    """
+class ColocationWorld(World):
+    """Jobs run as measured; work is seconds alone on a whole device at the job's own batch size."""
 
     table: ColocationTable
     noise: float = 8.0
     known: int = 135
     seed: int = 0
-    start_s: float = 0.5  # a warm start, and a change of share or batch: a warm replacement takes over at a boundary
-    change_s: float = 0.2
+    start_s: float = 0.5  # warm start; a change in place costs `resize_s`: a warm replacement takes over at a step
+    resize_s: float = 0.2
     report_every_s: float = 5.0
     _kept: dict[tuple[Member, ...], tuple[float, ...]] = field(default_factory=dict, repr=False)
     _solos: dict[tuple[str, int], Solo] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load(cls, path: str | Path, seed: int = 0) -> ColocationWorld:
-        """From what ``benchmarks/gpu_colocation.py`` wrote."""
         return cls(ColocationTable.load(path), seed=seed)
 
     def __post_init__(self) -> None:
@@ -54,11 +43,9 @@ class ColocationWorld:
             self._kept[tuple(member for member, _ in pairs)] = tuple(min(1.0, value) for _, value in pairs)
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Jobs and devices with their memory filled in; every model must be in the table."""
         filled = []
         for at, spec in arrivals:
-            if spec.work is None:
-                raise InputError(f"job {spec.id!r} has no length", way_out="Give work_s in the trace.")
+            self.work(spec)
             profile = self._profile(spec)
             filled.append(Arrival(at, replace(spec, memory_bytes=spec.memory_bytes or profile.memory_bytes)))
         nodes = []
@@ -67,13 +54,7 @@ class ColocationWorld:
             nodes.append(replace(node, banks=tuple(banks)))
         return filled, Cluster(tuple(nodes), cluster.links)
 
-    def work(self, spec: JobSpec) -> float:
-        """What the trace says."""
-        assert spec.work is not None, "`prepare` refuses jobs without a length"
-        return spec.work
-
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """Its speed alone under its cap and batch, less what its neighbours take."""
         own, now = self._profile(spec), self._profile(spec, placement.batch_size)
         m0, m = own.batch_size, now.batch_size
         noise = self.noise * m0
@@ -90,21 +71,14 @@ class ColocationWorld:
         rate = goodput * now.alone(placement.fraction) * self._keeps(group) * left
         return Pace(rate * placement.num_devices / spec.devices)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Fixed prices: a start or a move, or a change in place."""
-        return self.start_s if before is None or before == after else self.change_s
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        return self.start_s if before is None or before == after else self.resize_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """The gradient noise scale and the step."""
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         profile = self._profile(spec, placement.batch_size)
         return TrainingSignals(noise=self.noise * self._profile(spec).batch_size, step_s=profile.step_s)
 
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Nothing is lost in a crash."""
-        return done
-
     def estimator(self) -> Estimator:
-        """Profiles, some measured groups, and what reports teach."""
         groups = list(self.table.groups)
         drawn = Random(self.seed).sample(groups, min(self.known, len(groups)))
         model = Interference("gp").fit(*self.table.samples(drawn)) if drawn else Interference("gp")
@@ -118,7 +92,7 @@ class ColocationWorld:
         return found
 
     def _keeps(self, group: Sequence[Member]) -> float:
-        """What the first of a group keeps: as measured, else as predicted from all that was measured."""
+        """The fraction of its rate that the first of a group keeps, measured or predicted."""
         if len(group) == 1:
             return 1.0
         key = tuple(sorted(group))

@@ -12,60 +12,48 @@ from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.profiles.profile import Costs
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, World
 
 FREE = Costs(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class EstimatorWorld:
-    """The estimator's means are the rates, in the units of its own; `luck` makes single jobs faster or slower.
+class EstimatorWorld(World):
+    """The estimator's means are the true rates, in its own units; `luck` makes single jobs faster or slower.
 
-    What a job does after its last unit of work is one unit more, at a rate that makes it last `end_s`.
+    What a job does after its last unit of work is one more unit, at a rate that makes it last `end_s`.
     """
 
     belief: Estimator
-    luck: Mapping[JobId, float] = field(default_factory=dict)  # true rate over believed rate; 1 where not named
-    costs: Mapping[JobId, Costs] = field(default_factory=dict)  # of jobs of which they are known
+    luck: Mapping[JobId, float] = field(default_factory=dict)  # true over estimated rate; default 1
+    costs: Mapping[JobId, Costs] = field(default_factory=dict)  # of jobs with known costs
     usual: Costs = FREE  # of the others
-    lengths: Mapping[JobId, float] = field(default_factory=dict)  # of jobs whose spec does not say: nobody else knows
+    lengths: Mapping[JobId, float] = field(default_factory=dict)  # of jobs whose spec has none
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Everything as it is; a job without a length cannot be run here."""
         for _, spec in arrivals:
             if self._length(spec) is None:
-                raise InputError(f"job {spec.id!r} has no length", way_out="Give it one in the trace.")
+                raise InputError(f"job {spec.id!r} has no length", way_out="Add a column work_s to the trace.")
         return arrivals, cluster
 
     def work(self, spec: JobSpec) -> float:
-        """Its length, and its end."""
         length = self._length(spec)
         assert length is not None, "`prepare` refuses jobs without a length"
         return length + (1.0 if self._costs(spec).end_s else 0.0)
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """What is believed, and luck."""
         rate = self.belief.rate(spec, placement).mean * self.luck.get(spec.id, 1.0)
         end_s, length = self._costs(spec).end_s, self._length(spec)
         if not end_s or length is None:
             return Pace(rate)
         return Pace(rate, length) if done < length else Pace(1.0 / end_s)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """What is known of the job, else what is usual."""
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         costs = self._costs(spec)
         return (costs.start_s if before is None else costs.resize_s) or 0.0
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Nothing to see."""
-        return TrainingSignals()
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
-
     def estimator(self) -> Estimator:
-        """Those who plan believe the same at first; what they learn must not change the truth."""
+        """A copy, so that what the scheduler learns does not change the truth."""
         return deepcopy(self.belief)
 
     def _length(self, spec: JobSpec) -> float | None:

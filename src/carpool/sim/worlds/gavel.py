@@ -11,12 +11,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from carpool.core.errors import CarpoolError, InputError, UnknownName, cause
+from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
+from carpool.sim.worlds.base import Oracle, SteadyWorld
 
 _ALONE = "null"  # the table's name for no neighbour
 _NOT_A_KIND = "_unconsolidated"  # rows for gangs spread over servers, which Gavel's simulator never reads
@@ -26,20 +26,8 @@ JobType = tuple[str, int]  # model with its batch size, and the number of device
 
 
 @dataclass(frozen=True, slots=True)
-class GavelWorld:
-    """Jobs get on at the measured rate; starting, moving and preempting cost nothing, and nothing is lost in a crash.
-
-    Rules where the table is silent or has to be read in some way:
-
-    - How a gang lies on the nodes does not matter. Over several kinds it goes at the pace of the slowest one.
-    - A width between two measured ones is interpolated; below the smallest the rate is in proportion, above the
-      largest nothing is gained.
-    - Beside one neighbour the rate is the pair's. The fractions do not matter then: the pairs were measured without.
-    - Beside several, the measured slowdowns multiply.
-    - Neighbours whose pair was not measured take turns with the job, by fraction. A measured 0 means that the two
-      cannot share a device.
-    - Alone on a device, a job gets on in proportion to its fraction.
-    """
+class GavelWorld(SteadyWorld):
+    """Jobs run at the rates of Gavel's table; starts and moves are free, and crashes lose nothing."""
 
     solo: Mapping[str, Mapping[JobType, float]]  # by kind, in lower case
     pairs: Mapping[str, Mapping[tuple[JobType, JobType], float]]  # rate of the first beside the second
@@ -47,7 +35,6 @@ class GavelWorld:
 
     @classmethod
     def load(cls, path: str | Path) -> GavelWorld:
-        """Read ``simulation_throughputs.json``."""
         path = Path(path)
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
@@ -60,7 +47,7 @@ class GavelWorld:
 
     @classmethod
     def of_table(cls, table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> GavelWorld:
-        """From ``{kind: {"('model', width)": {"null": rate, "('other', width)": [rate, the other's rate]}}}``."""
+        """From ``{type: {"('model', width)": {"null": rate, "('other', width)": [rate, the other's rate]}}}``."""
         solo: dict[str, dict[JobType, float]] = {}
         pairs: dict[str, dict[tuple[JobType, JobType], float]] = {}
         for kind, rows in table.items():
@@ -76,7 +63,7 @@ class GavelWorld:
                     else:
                         beside[job_type, _job_type(other)] = float(rates[0])
         if not any(solo.values()):
-            raise ValueError("no kind has a job type with a rate of its own")
+            raise ValueError("no device type has a job type with a rate alone")
         widths: dict[str, set[int]] = {}
         for rows_alone in solo.values():
             for model, width in rows_alone:
@@ -84,12 +71,11 @@ class GavelWorld:
         return cls(solo, pairs, {model: tuple(sorted(measured)) for model, measured in widths.items()})
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Everything as it is, once all of it is found in the table."""
         self.check([spec for _, spec in arrivals], cluster)
-        return arrivals, cluster
+        return SteadyWorld.prepare(self, arrivals, cluster)
 
     def check(self, specs: Iterable[JobSpec], cluster: Cluster) -> None:
-        """InputError unless every kind and every job type is in the table and every job can run somewhere."""
+        """InputError unless every device type and job type is in the table and every job can run somewhere."""
         for kind in cluster.kinds:
             self._rows(kind)
         seen: set[tuple[str, int, tuple[Kind, ...]]] = set()
@@ -102,12 +88,12 @@ class GavelWorld:
             if all(self.alone(kind, spec, spec.devices) <= 0.0 for kind in kinds):
                 raise InputError(
                     f"job {spec.id!r} ({spec.model}, {spec.devices} devices) makes no progress on "
-                    f"{', '.join(kinds) or 'any kind it accepts'}",
-                    way_out="Add devices of a kind for which the table has a rate above 0, or drop the job.",
+                    f"{', '.join(kinds) or 'any device type it accepts'}",
+                    way_out="Add devices of a type for which the table has a rate above 0, or drop the job.",
                 )
 
     def alone(self, kind: Kind, spec: JobSpec, width: int) -> float:
-        """Steps per second on that many devices of a kind, with nobody beside."""
+        """Steps per second on that many devices of a type, alone."""
         rows = self._rows(kind)
         rate = rows.get((spec.model, width))
         if rate is not None:
@@ -129,18 +115,8 @@ class GavelWorld:
         return below + (above - below) * (width - low) / (high - low)
 
     # ------------------------------------------------------------------------------------------------ world port
-    def work(self, spec: JobSpec) -> float:
-        """Total steps, which the trace gives."""
-        if spec.work is None:
-            raise CarpoolError(f"job {spec.id!r} has no number of steps; the trace must give one.")
-        return spec.work
-
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The measured rate."""
-        return Pace(self.rate(spec, placement))
 
     def rate(self, spec: JobSpec, placement: Placement) -> float:
-        """Steps per second in a placement."""
         groups = placement.groups
         width = groups[0][1] if len(groups) == 1 else placement.num_devices
         if not placement.neighbours:
@@ -148,27 +124,14 @@ class GavelWorld:
             return slowest * placement.fraction
         return min([self._beside(kind, spec, width, placement) for kind in placement.kinds])
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Nothing costs anything."""
-        return 0.0
-
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Nothing to see."""
-        return TrainingSignals()
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
-
     def estimator(self) -> Estimator:
-        """The table itself."""
         return GavelOracle(self)
 
     # ---------------------------------------------------------------------------------------------------- inside
     def _rows(self, kind: Kind) -> Mapping[JobType, float]:
         rows = self.solo.get(kind) or self.solo.get(kind.casefold())
         if rows is None:
-            raise UnknownName("device kind", kind, self.solo)
+            raise UnknownName("device type", kind, self.solo)
         return rows
 
     def _beside(self, kind: Kind, spec: JobSpec, width: int, placement: Placement) -> float:
@@ -191,14 +154,13 @@ class GavelWorld:
 
 @dataclass(frozen=True, slots=True)
 class GavelOracle(Oracle[GavelWorld]):
-    """Believes the throughput table: an oracle of a `GavelWorld`."""
+    """Oracle of a `GavelWorld`."""
 
-    def alike(self, spec: JobSpec) -> tuple[str, int]:
-        """Jobs of one row of the table."""
+    def similarity_key(self, spec: JobSpec) -> tuple[str, int]:
         return spec.model, spec.devices
 
 
 def _job_type(text: str) -> JobType:
-    """``('ResNet-18 (batch size 16)', 1)`` as model and width."""
+    """``('ResNet-18 (batch size 16)', 1)`` as model and number of devices."""
     model, width = ast.literal_eval(text)
     return str(model), int(width)

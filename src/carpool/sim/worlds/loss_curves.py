@@ -16,21 +16,21 @@ from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.loss.curve import LossCurves, LossTarget
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import SteadyWorld, TrainingSignals
 
 _LONGEST = 1 << 20  # steps after which a training that has not reached its target never will
 
 
 @dataclass(frozen=True, slots=True)
 class LossModel:
-    """A model and its data: l(k) = 1/(b0·k + b1) + floor, with noise in every step, until a mean reaches the target."""
+    """A model and its data: l(k) = 1/(b0·k + b1) + floor, with noise in every step."""
 
     b0: float
     b1: float
     floor: float
     target: float
     noise: float = 0.0  # standard deviation of one step's loss, relative to the loss
-    behind: float = 0.0  # steps of training it starts with: a pre-trained model
+    behind: float = 0.0  # steps of pre-training
     window: int = 10
     steps_per_s: float = 10.0  # at speed 1
     speeds: tuple[float, ...] = (1.0,)  # on 1, 2, … devices
@@ -41,11 +41,11 @@ class LossModel:
 
 
 @dataclass(slots=True)
-class LossWorld:
-    """Work is steps of the whole batch; a job ends with the first step whose window's mean loss is at the target.
+class LossWorld(SteadyWorld):
+    """Work is steps of the whole batch; a job ends when its window's mean loss first reaches the target.
 
-    Where a step on fewer devices does less (a batch that is constant per device), `LossModel.speeds` says so: speeds are
-    in progress, not in steps. Devices are shared by fraction; kinds are alike; nothing is lost in a crash.
+    `LossModel.speeds` are in progress, not in steps, for batches that are constant per device. Devices are shared
+    by fraction, all device types are alike, and crashes lose nothing.
     """
 
     learners: Mapping[str, LossModel]  # by model
@@ -53,55 +53,38 @@ class LossWorld:
     start_s: float = 0.0
     resize_s: float = 0.0
     report_every_s: float = 1.0
-    knows_lengths: bool = False  # whether the estimator is told how many steps are left
+    knows_lengths: bool = False  # whether the estimator knows how many steps are left
     _histories: dict[JobId, NDArray[np.float64]] = field(default_factory=dict, repr=False)
 
     # ------------------------------------------------------------------------------------------------ world port
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Make every job elastic as far as its table goes."""
         return [Arrival(at, self._elastic(spec)) for at, spec in arrivals], cluster
 
     def work(self, spec: JobSpec) -> float:
-        """Steps until its target."""
         return float(len(self._history(spec)))
 
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """As the table says."""
-        return Pace(self.rate(spec, placement))
-
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Fixed prices."""
-        return self.start_s if before is None else self.resize_s
-
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """The loss of the last whole step."""
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         history = self._history(spec)
         return TrainingSignals(float(history[min(max(int(done) - 1, 0), len(history) - 1)]))
 
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
-
     def estimator(self) -> Estimator:
-        """One that knows the tables and the targets, and learns the curves."""
         return LossEstimator(self)
 
     # ------------------------------------------------------------------------------------------------------ truth
     def learner(self, spec: JobSpec) -> LossModel:
-        """What a job trains."""
         found = self.learners.get(spec.model)
         if found is None:
             raise UnknownName("model", spec.model, self.learners, where=f"job {spec.id!r}")
         return found
 
     def rate(self, spec: JobSpec, placement: Placement) -> float:
-        """Steps per second there; devices beyond the table stand idle."""
+        """Steps per second there; devices beyond the table are idle."""
         learner = self.learner(spec)
         speed = learner.speeds[min(placement.num_devices, len(learner.speeds)) - 1]
         return learner.steps_per_s * speed * placement.fraction / max(1.0, placement.load)
 
     def _history(self, spec: JobSpec) -> NDArray[np.float64]:
-        """The loss of every step of a job, up to its last: drawn once, whatever happens to the job."""
+        """The loss of every step of a job, drawn once."""
         if spec.id not in self._histories:
             self._histories[spec.id] = _drawn(self.learner(spec), spec.id, self.seed)
         return self._histories[spec.id]
@@ -111,8 +94,10 @@ class LossWorld:
         return replace(spec, work=None, min_devices=1, max_devices=widest)
 
 
-class LossEstimator:
-    """Rates from the measured tables, what remains from the loss curves; before those, the average of what is known."""
+class LossEstimator(Estimator):
+    """True rates; remaining steps from loss curves, before those the average of known lengths."""
+
+    follows_losses = True
 
     def __init__(self, world: LossWorld) -> None:
         self._world = world
@@ -120,15 +105,13 @@ class LossEstimator:
 
     @property
     def version(self) -> int:
-        """Grows with every loss."""
         return self.curves.version
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """The true rate: tables are measured."""
         return Estimate(self._world.rate(spec, placement))
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """Steps to the target, by the job's curve; of a job without one, as long as the others are on average."""
+        """Steps to the target by the job's curve; without one, as long as other jobs on average."""
         done = job.done_at(at)
         if self._world.knows_lengths:
             return Estimate(max(0.0, self._world.work(job.spec) - done))
@@ -140,20 +123,18 @@ class LossEstimator:
         return Estimate(guess, guess)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Keep the loss."""
         learner = self._world.learner(job.spec)
         self.curves.aim(job.id, LossTarget(learner.target, learner.window))
         self.curves.learn(job.id, report.done, report.loss)
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
-        """How far a job's loss fell in its last steps, and where it is."""
         return self.curves.learning(job, steps)
 
 
 def _drawn(learner: LossModel, job: JobId, seed: int) -> NDArray[np.float64]:
     if learner.target <= learner.floor:
         raise InputError(
-            f"job {job!r} is to reach loss {learner.target:g}; its floor is {learner.floor:g}",
+            f"job {job!r} has target loss {learner.target:g} and floor {learner.floor:g}",
             way_out="Give a target above the floor.",
         )
     random = np.random.default_rng([seed, crc32(job.encode())])

@@ -14,30 +14,29 @@ from carpool.core.messages import ProgressReported
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, TrainingSignals, World
 from carpool.sim.worlds.contention import Contender, Contention
 from carpool.sim.worlds.traits import ChangeCosts, KindTraits, ModelTraits, draw_kinds, draw_models
 from carpool.sim.worlds.world_file import DEFAULT, TopLevelKeys, read_world
 
 Groups = tuple[tuple[Kind, int], ...]
 
-_PHASES = 20  # the noise scale moves in this many steps over a training, so that a rate holds for a while
+_PHASES = 20  # steps in which the noise scale changes over a training
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class ParametricWorld:
-    """The truth by formula; the parameters are explained at `ModelTraits`, `KindTraits`, `ChangeCosts` and `Contention`.
+class ParametricWorld(World):
+    """Rates by formula; `ModelTraits`, `KindTraits`, `ChangeCosts` and `Contention` explain the parameters.
 
-    Work is counted in seconds alone on the devices asked for, of the reference kind, at the job's own batch size m0;
-    jobs that state no length get their model's. With batch m (of all devices together) and step time T the rate is
+    Work is seconds alone on the requested devices, of the reference type, at the job's own batch size m0; jobs without
+    a length get their model's. With batch size m (of all devices together) and step time T the rate is
 
         (m/T · EFF) / (m0/T_reference),   EFF = (φ + m0)/(φ + m)
 
-    φ being the gradient noise scale at that point of the training (Pollux, OSDI'21; IADeep). A larger batch is quicker
-    per sample and worse per sample, the less so the longer the training has run. On unlike devices the batch is cut so
-    that all end together. Neighbours slow the computing part of a step by `Contention`; where the neighbours of a gang
-    are on different devices they count as if all were on one, since a gang waits for its slowest part.
+    φ being the gradient noise scale at that point of the training (Pollux, OSDI'21; IADeep). On heterogeneous devices
+    the batch is split so that all end together. Neighbours slow the compute part of a step by `Contention`; those of a
+    gang count as if all were on one device, since a gang waits for its slowest part.
     """
 
     models: Mapping[str, ModelTraits] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class ParametricWorld:
 
     @classmethod
     def load(cls, path: str | Path, *, seed: int | None = None) -> ParametricWorld:
-        """From a TOML file, whose format docs/worlds.md describes; `seed` takes the place of the file's."""
+        """From a TOML file (see docs/worlds.md); `seed` overrides the file's."""
         file = read_world(Path(path))
         setting = file.setting if seed is None else replace(file.setting, seed=seed)
         return cls(file.models, file.kinds, file.prices, file.contention, setting)
@@ -58,17 +57,16 @@ class ParametricWorld:
     def generate(
         cls, seed: int, *, models: str | Sequence[str] = "vision", kinds: Sequence[str] = ("V100",), noise: float = 0.0
     ) -> ParametricWorld:
-        """Models of a named mix (`mixes.MIXES`) or of the given names, on kinds from the fastest to the slowest."""
+        """Models of a named mix (`traits.MIXES`) or of the given names, on device types from fastest to slowest."""
         setting = TopLevelKeys(reference=kinds[0], noise=noise, seed=seed)
         return cls(draw_models(seed, models, kinds), draw_kinds(kinds), setting=setting)
 
     # ------------------------------------------------------------------------------------------------ world port
     def work(self, spec: JobSpec) -> float:
-        """What the spec says, else the model's usual length."""
         return self.traits(spec).work if spec.work is None else spec.work
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The rate; where the batch is not the job's own it changes with the noise scale."""
+        """The rate; at another batch size than the job's own it changes with the noise scale."""
         traits, work = self.traits(spec), self.work(spec)
         if self.batch(spec, placement.batch_size) == self.batch(spec):
             return Pace(self.rate(spec, placement, 0.0))
@@ -76,8 +74,8 @@ class ParametricWorld:
         until = (phase + 1) * work / _PHASES if phase + 1 < _PHASES else inf
         return Pace(self.rate(spec, placement, traits.noise_at(phase / _PHASES)), until)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """The dearest of what changes; equal placements mean other devices of the same shape."""
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """The most expensive of the changes; equal placements mean other devices of the same shape."""
         prices, own = self.prices, self.traits(spec).start_s
         if before is None:
             return prices.start_s if own is None else own
@@ -90,31 +88,28 @@ class ParametricWorld:
         ]
         return max(changes) if any(changes) else prices.resize_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Loss and gradient noise scale."""
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         traits, work = self.traits(spec), self.work(spec)
         return TrainingSignals(traits.loss_at(done / work), traits.noise_at(_phase(done, work) / _PHASES))
 
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """The last multiple of the checkpoint interval."""
+    def checkpointed(self, spec: JobSpec, done: float) -> float:
         every = self.setting.checkpoint_every
         return done - done % every if every else done
 
     def estimator(self) -> Estimator:
-        """An oracle of the rates, off by a seeded error where `noise` is set."""
         return ParametricEstimator(self)
 
     # --------------------------------------------------------------------------------------------------- formulas
     def traits(self, spec: JobSpec) -> ModelTraits:
-        """The model's parameters; the default ones when it is not listed."""
+        """The model's parameters, or the defaults."""
         return self.models.get(spec.model) or self.models.get(DEFAULT) or _DEFAULT_TRAITS
 
     def batch(self, spec: JobSpec, asked: int = 0) -> int:
-        """Samples of one step over all devices: as asked, else the spec's, else the model's on each device."""
+        """Samples of one step over all devices: as asked, else the spec's, else the model's per device."""
         return asked or spec.batch_size or self.traits(spec).batch_size * spec.devices
 
     def slowdown(self, spec: JobSpec, kind: Kind) -> float:
-        """Step time on a kind over that on the reference kind."""
+        """Step time on a type over that on the reference type."""
         own = self.traits(spec).slowdown.get(kind)
         if own is not None:
             return own
@@ -122,7 +117,7 @@ class ParametricWorld:
         return 1.0 if known is None else known.slowdown
 
     def step_s(self, spec: JobSpec, groups: Groups, batch: int, speed: float = 1.0) -> float:
-        """Seconds of one step, with the devices' speed scaled down by contention."""
+        """Seconds of one step, slowed by contention."""
         traits = self.traits(spec)
         count = sum([count for _, count in groups])
         might = sum([count / self.slowdown(spec, kind) for kind, count in groups])
@@ -134,7 +129,7 @@ class ParametricWorld:
         return float((compute**gamma + sync**gamma) ** (1.0 / gamma))
 
     def reference_s(self, spec: JobSpec) -> float:
-        """Seconds of one step on the devices the job asked for, all of the reference kind."""
+        """Seconds of one step on the requested number of reference devices."""
         whole, rest = divmod(spec.devices, self.setting.node_size)
         kind = self.reference
         groups = ((kind, self.setting.node_size),) * whole + (((kind, rest),) if rest else ())
@@ -146,7 +141,7 @@ class ParametricWorld:
 
     @property
     def reference(self) -> Kind:
-        """The kind that work is counted on."""
+        """The device type that work is counted on."""
         return Kind(self.setting.reference or next(iter(self.kinds), ""))
 
     def rate(self, spec: JobSpec, placement: Placement, noise: float) -> float:
@@ -159,7 +154,7 @@ class ParametricWorld:
         return rate if batch == own else rate * batch / own * (noise + own) / (noise + batch)
 
     def speed(self, spec: JobSpec, placement: Placement) -> float:
-        """What share, neighbours and memory leave of the devices' speed."""
+        """Speed factor by share, neighbours and memory."""
         kind = max(placement.kinds, key=lambda kind: (self.slowdown(spec, kind), kind))
         width = placement.num_devices
         use = self.use(spec, kind, placement.batch_size, width)
@@ -174,14 +169,14 @@ class ParametricWorld:
         return squeezed * self.contention.speed(own, others)
 
     def use(self, spec: JobSpec, kind: Kind, batch_size: int = 0, width: int = 0) -> Use:
-        """SM and bandwidth use alone on a device of a kind; a slower kind is a smaller one, and fuller."""
+        """SM and bandwidth use alone on a device of a type; higher on slower types."""
         traits = self.traits(spec)
         samples = self.batch(spec, batch_size) / (width or spec.devices)
         scale = traits.fill(samples) / traits.fill(traits.batch_size) * self.slowdown(spec, kind)
         return Use(min(1.0, traits.sm * scale), min(1.0, traits.memory_bw * scale))
 
     def memory(self, spec: JobSpec, batch_size: int = 0, width: int = 0) -> int:
-        """Bytes on each device: what the spec declares at its own batch and width, else by formula."""
+        """Bytes per device: declared at the own batch size and device count, else by formula."""
         traits = self.traits(spec)
         batch, width = self.batch(spec, batch_size), width or spec.devices
         if spec.memory_bytes and batch == self.batch(spec) and width == spec.devices:
@@ -190,18 +185,17 @@ class ParametricWorld:
 
     # ------------------------------------------------------------------------------------------------- preparing
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Jobs and devices with their memory filled in, so that nobody books more than a device has."""
+        """Jobs and devices with their memory filled in, so that overbooking is detected."""
         return [Arrival(at, self.declared(spec)) for at, spec in arrivals], self.furnished(cluster)
 
     def declared(self, spec: JobSpec) -> JobSpec:
-        """The spec with its memory filled in, so that nobody books more than a device has."""
         return spec if spec.memory_bytes else replace(spec, memory_bytes=self.memory(spec))
 
     def furnished(self, cluster: Cluster) -> Cluster:
-        """The cluster with the memory of its kinds filled in where it states none; kinds must be known, if any are."""
+        """The cluster with the memory of its device types filled in; types must be known, if any are."""
         for kind in cluster.kinds:
             if self.kinds and kind not in self.kinds:
-                raise UnknownName("kind", kind, self.kinds, where="this world")
+                raise UnknownName("device type", kind, self.kinds, where="this world")
         nodes = []
         for node in cluster.nodes:
             banks = [
@@ -212,22 +206,22 @@ class ParametricWorld:
         return Cluster(tuple(nodes), cluster.links)
 
 
-class ParametricEstimator:
-    """Knows the world's formulas, and of the noise scale what jobs have reported; also tells use and memory.
+class ParametricEstimator(Estimator):
+    """Knows the world's formulas, use and memory, and the noise scale that jobs have reported.
 
-    With `noise` σ every rate is off by a factor exp(σ·z), z drawn from the seed for each model and placement: asking
-    again gives the same answer.
+    With `noise` σ every rate is off by a factor exp(σ·z), z drawn from the seed per model and placement, so
+    repeated queries agree.
     """
+
+    version = 0
 
     def __init__(self, world: ParametricWorld) -> None:
         self._world = world
         self._noise: dict[JobId, float] = {}  # newest report of jobs whose batch may be tuned
         self._errors: dict[tuple[object, ...], float] = {}
         self._uses: dict[tuple[str, int, int, Kind], Use] = {}
-        self.version = 0
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """The true rate, or one with a lasting error."""
         world = self._world
         noise = self._noise.get(spec.id)
         if noise is None:
@@ -240,11 +234,10 @@ class ParametricEstimator:
         return Estimate(rate, rate * sigma)
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """True work less work done."""
         return Estimate(max(0.0, self._world.work(job.spec) - job.done_at(at)))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Remember the noise scale where it matters."""
+        """Keep the noise scale of jobs whose batch size may be tuned."""
         if report.noise is None or job.spec.batch_range is None:
             return
         if self._noise.get(job.spec.id) != report.noise:
@@ -252,16 +245,14 @@ class ParametricEstimator:
             self.version += 1
 
     def use(self, spec: JobSpec, kind: Kind) -> Use:
-        """SM and bandwidth use of a device of that kind."""
         key = (spec.model, spec.batch_size, spec.devices, kind)
         found = self._uses.get(key)
         if found is None:
             found = self._uses[key] = self._world.use(spec, kind)
         return found
 
-    def memory(self, spec: JobSpec) -> int:
-        """Bytes on each device."""
-        return self._world.memory(spec)
+    def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
+        return self._world.memory(spec, batch_size)
 
     def _error(self, spec: JobSpec, placement: Placement) -> float:
         beside = sorted((n.spec.model, n.fraction, n.batch_size, n.turn) for n in placement.neighbours)
@@ -277,5 +268,5 @@ _DEFAULT_TRAITS = ModelTraits()
 
 
 def _phase(done: float, work: float) -> int:
-    """In which of the steps of the noise scale a training is."""
+    """The current step of the noise scale."""
     return min(_PHASES - 1, floor(done / work * _PHASES + _ROUNDING))

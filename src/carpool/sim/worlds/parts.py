@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 from random import Random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import UnknownName
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.hare.relaxation import Demand, lower_bound
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
+from carpool.sim.worlds.base import Oracle, SteadyWorld
 
 Groups = tuple[tuple[Kind, int], ...]
 
@@ -40,29 +40,29 @@ _NUM_INSENSITIVE, _INSENSITIVE = 2, 0.35  # so many models suffer only that port
 
 
 class PartsStep(NamedTuple):
-    """One step of a job on its devices: how long it takes, and what portion of it each kind stands idle."""
+    """One step of a job: its duration, and the portion of it each device type is idle."""
 
     seconds: float
     idle: Mapping[Kind, float]
 
 
 @dataclass(frozen=True, slots=True)
-class PartsWorld:
-    """Relaxed fixed-scale synchronisation: a step is always `spec.devices` equal parts, on however many devices.
+class PartsWorld(SteadyWorld):
+    """Relaxed fixed-scale synchronization: a step is always `spec.devices` equal parts, on any number of devices.
 
-    A part of model m takes `part_s[m][kind]`, whoever runs it. On a set of devices each part goes to the device that
-    would end it first, which for equal parts gives the shortest step; fewer devices than parts work in waves, a fast
-    device takes more parts than a slow one, and what ends early waits. Work is counted in seconds on as many devices of
-    the fastest kind as the job has parts, so rate = part_s[fastest] / step. Where devices stand does not matter.
+    A part of model m takes `part_s[m][kind]`. Each part goes to the device that would end it first, which gives the
+    shortest step; fewer devices than parts work in waves, and devices that end early wait. Work is seconds on as many
+    devices of the fastest type as the job has parts, so rate = part_s[fastest] / step. Nodes do not matter.
 
-    A job of a higher turn runs in the gaps of those with lower turns and never slows them. A device of a kind that
-    they leave idle for the portion g of their step runs its parts at g' = g - 2·switch/step of its speed (each gap
-    costs a switch there and one back). Where several jobs of lower turns are met, the busiest counts for all.
-    Jobs of equal turn share by fraction.
+    A job of a higher turn runs in the gaps of lower turns and never slows them. A device type that is idle for the
+    portion g of their step runs its parts at g' = g - 2·switch/step of its speed. Of several jobs of lower turns the
+    busiest counts. Jobs of equal turn share by fraction.
 
     A start or a move costs a switch: 4 ms (`fast`), or what Tab. 1 of the Hare study lists for the model with
     PipeSwitch (`pipelined`) or without anything (`cold`, 3 to 9 s).
     """
+
+    bounds_jct: ClassVar[bool] = True
 
     part_s: Mapping[str, Mapping[str, float]]  # by model, then by kind, the fastest first
     switch: str = "fast"
@@ -71,13 +71,12 @@ class PartsWorld:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a switch that nobody knows."""
         if self.switch not in SWITCHES:
             raise UnknownName("switch", self.switch, SWITCHES)
 
     @classmethod
     def generate(cls, seed: int, switch: str = "fast", kinds: Sequence[str] = KINDS) -> PartsWorld:
-        """Eight models: a part takes U(0.06, 0.6) s on the fastest kind; each kind is slower by a factor of its own."""
+        """Eight models: a part takes U(0.06, 0.6) s on the fastest type; each type is slower by its own factor."""
         rng = Random(f"{seed}/parts")
         insensitive = rng.sample(list(_SWITCH_S), _NUM_INSENSITIVE)
         part_s: dict[str, dict[str, float]] = {}
@@ -90,46 +89,27 @@ class PartsWorld:
 
     # ------------------------------------------------------------------------------------------------ world port
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Jobs that may run on one device as well as on one for each part; their models and kinds must be known."""
+        """Jobs that may run on one device up to one per part; models and device types must be known."""
         for _, spec in arrivals:
             if spec.model not in self.part_s:
                 raise UnknownName("model", spec.model, self.part_s, where=f"job {spec.id!r} in this world")
-            if spec.work is None:
-                raise InputError(f"job {spec.id!r} has no length", way_out="Give work_s: this world knows none.")
+            self.work(spec)
         for kind in cluster.kinds:
             for model, known in self.part_s.items():
                 if kind not in known:
-                    raise UnknownName("kind", kind, known, where=f"model {model!r} in this world")
+                    raise UnknownName("device type", kind, known, where=f"model {model!r} in this world")
         return [Arrival(at, replace(spec, min_devices=1, max_devices=0)) for at, spec in arrivals], cluster
 
-    def work(self, spec: JobSpec) -> float:
-        """What the spec says."""
-        assert spec.work is not None, "`prepare` refuses jobs without a length"
-        return spec.work
-
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The same from beginning to end."""
-        return Pace(self.rate(spec, placement))
-
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """A switch where the devices change; another turn or fraction costs nothing."""
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """A switch where the devices change; another turn or fraction is free."""
         stays = before is not None and before.groups == after.groups and before != after
         return 0.0 if stays else self.switch_s(spec)
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Nothing to see."""
-        return TrainingSignals()
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Nothing is lost in a crash."""
-        return done
-
     def estimator(self) -> Estimator:
-        """One that knows the truth, and the gaps."""
         return PartsOracle(self)
 
     def weighted_jct_bound_s(self, arrivals: Sequence[Arrival], cluster: Cluster) -> float:
-        """By the relaxation: no barriers, no switches, parts as fine as you like, arrivals known beforehand."""
+        """By the relaxation: no barriers, no switches, divisible parts, known arrivals."""
         kinds = cluster.kinds
         long = [(at, spec) for at, spec in arrivals if self.work(spec) > _NEGLIGIBLE_S]
         if not long:
@@ -149,14 +129,13 @@ class PartsWorld:
 
     # --------------------------------------------------------------------------------------------------- formulas
     def switch_s(self, spec: JobSpec) -> float:
-        """Seconds until a job's first part begins on a device that did something else."""
+        """Seconds until a job's first part begins on a device that ran something else."""
         if self.switch == "fast":
             return _FAST_S
         cold_s, pipelined_s = _SWITCH_S.get(spec.model, (5.0, 0.006))
         return cold_s if self.switch == "cold" else pipelined_s
 
     def step(self, spec: JobSpec, groups: Groups) -> PartsStep:
-        """One step alone on whole devices."""
         key = (spec.model, spec.devices, groups)
         found = self._steps.get(key)
         if found is None:
@@ -164,7 +143,6 @@ class PartsWorld:
         return found
 
     def rate(self, spec: JobSpec, placement: Placement) -> float:
-        """Units of work per second there."""
         part_s = self.part_s[spec.model]
         base_s = next(iter(part_s.values()))
         if not placement.neighbours:
@@ -175,7 +153,7 @@ class PartsWorld:
             if beside.turn == placement.turn:
                 load += beside.fraction
             elif beside.turn < placement.turn and not beside.groups:
-                return 0.0  # nobody knows its devices, so nobody knows its gaps
+                return 0.0  # its devices, and so its gaps, are unknown
             elif beside.turn < placement.turn:
                 step = self.step(beside.spec, beside.groups)
                 lost = 2.0 * self.switch_s(spec) / step.seconds
@@ -185,12 +163,12 @@ class PartsWorld:
         if not groups:
             return 0.0
         slowed: dict[str, float] = {kind: part_s[kind] / left.get(kind, 1.0) for kind, _ in groups}
-        share = placement.fraction / (load if left else max(1.0, load))  # all of a gap goes to those who run there
+        share = placement.fraction / (load if left else max(1.0, load))  # jobs in a gap share all of it
         return base_s / dealt(slowed, spec.devices, groups).seconds * share
 
 
 def dealt(part_s: Mapping[str, float], num_parts: int, groups: Groups) -> PartsStep:
-    """Deal equal parts to unlike devices, each to the one that would end it first."""
+    """Assign equal parts to heterogeneous devices, each to the one that would end it first."""
     ends = [(part_s[kind], kind) for kind, count in groups for _ in range(count)]  # end of each device's next part
     heapify(ends)
     busy = dict.fromkeys([kind for kind, _ in groups], 0.0)
@@ -207,8 +185,7 @@ def dealt(part_s: Mapping[str, float], num_parts: int, groups: Groups) -> PartsS
 
 @dataclass(frozen=True, slots=True)
 class PartsOracle(Oracle[PartsWorld]):
-    """Believes exactly what is true in a world of parts."""
+    """Oracle of a `PartsWorld`."""
 
     def idle(self, spec: JobSpec, groups: Groups) -> Mapping[Kind, float]:
-        """The portion of its step that the job leaves each kind of its devices idle."""
         return self.world.step(spec, groups).idle

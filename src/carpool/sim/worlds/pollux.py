@@ -21,7 +21,7 @@ from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.loss.goodput import BatchLimits, PolluxAgents
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, TrainingSignals, World
 
 Floats = NDArray[np.float64]
 Counts = tuple[int, ...]  # devices on each node
@@ -43,10 +43,10 @@ class TrainingCurve:
 
 
 class StepTimes:
-    """Seconds of one pass and of its synchronisation, between measured points by linear interpolation.
+    """Seconds of one pass and of its synchronization, interpolated between measurements.
 
-    Placements are known by the smallest rotation of their devices per node. Those that were not measured are
-    interpolated over (nodes, devices, micro-batch) of all measurements; outside of them the nearest one counts.
+    Placements are normalized to the smallest rotation of their devices per node. Unmeasured ones are interpolated
+    over (nodes, devices, micro-batch) of all measurements; outside, the nearest one counts.
     """
 
     def __init__(self, measured: Mapping[Counts, Floats], scattered: Floats) -> None:
@@ -81,7 +81,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """One application as it was measured."""
+    """One application as measured."""
 
     limits: BatchLimits
     courses: Mapping[int, TrainingCurve]  # by batch size, ascending
@@ -94,7 +94,7 @@ class Application:
     def load(
         cls, folder: Path, *, epochs: int | None = None, micro_max: int | None = None, most_devices: int = 0
     ) -> Application:
-        """Read ``placements.csv``, ``scalability.csv`` and ``validation-BATCH.csv``; some of it may be overruled."""
+        """Read ``placements.csv``, ``scalability.csv`` and ``validation-BATCH.csv``; the arguments override parts."""
         courses = _courses(folder)
         placements = _rows(folder / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time"))
         names = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
@@ -102,7 +102,7 @@ class Application:
         limits = BatchLimits(min(courses), max(courses), min(micros), micro_max or max(micros))
         num_epochs = min(len(course.progress) for course in courses.values())
         if epochs is not None and epochs > num_epochs:
-            raise InputError(f"has {num_epochs} epochs, {epochs} are needed", where=str(folder), way_out=_WHOLE)
+            raise InputError(f"has {num_epochs} epochs, needs {epochs}", where=str(folder), way_out=_WHOLE)
         ends = [float(min(c.progress[epoch] for c in courses.values())) for epoch in range(epochs or num_epochs)]
         if not ends or ends != sorted(set(ends)) or ends[0] <= 0.0:
             raise InputError("progress does not grow from epoch to epoch", where=str(folder), way_out=_WHOLE)
@@ -110,7 +110,7 @@ class Application:
 
     @property
     def widest(self) -> int:
-        """Most devices that a step can be cut for."""
+        """Most devices that a step can be split over."""
         return self.most_devices or max(1, self.limits.largest // self.limits.micro_min)
 
     def epoch(self, done: float) -> int:
@@ -191,7 +191,7 @@ def _number(text: str | None, where: str) -> float:
 
 
 class ApplicationRules(NamedTuple):
-    """What the published simulator says of an application beside its profile."""
+    """Settings of the published simulator for an application."""
 
     epochs: int
     micro_max: int | None = None  # None: the largest measured one
@@ -211,7 +211,7 @@ PUBLISHED = {
 
 
 class PolluxStep(NamedTuple):
-    """One training step somewhere."""
+    """One training step."""
 
     batch: int  # samples, after rounding to equal passes
     seconds: float
@@ -219,21 +219,20 @@ class PolluxStep(NamedTuple):
 
 
 @dataclass(slots=True)
-class PolluxWorld:
-    """Jobs get on by goodput as measured (A. Qiao et al., OSDI 2021, and the published simulator's profiles).
+class PolluxWorld(World):
+    """Jobs progress by measured goodput (A. Qiao et al., OSDI 2021, and the published simulator's profiles).
 
     Work is progress in steps of the reference batch m0, the smallest that was validated; it ends with the last epoch.
     With batch b, var and sqr of the epoch's gradient, and φ = m0·var/sqr the noise scale in samples,
 
         rate = gain / T,   gain = (var + sqr)/(var·m0/b + sqr) = (b/m0)·(φ + m0)/(φ + b)
 
-    T is the measured step time; each further pass of a step that is done in several adds T less the synchronisation.
-    Where the data is silent:
+    T is the measured step time; each further pass of a step adds T less the synchronization. Beyond the data:
 
-    - All kinds of devices are alike.
-    - Devices beyond what the batch can be cut for stand idle.
+    - All device types are alike.
+    - Devices beyond what the batch can be split over are idle.
     - Devices are shared by fraction, scaled down where the fractions sum past 1.
-    - A change of batch size alone costs nothing, every other change `standstill_s`. Nothing is lost in a crash.
+    - A change of batch size alone is free, every other change costs `standstill_s`. Crashes lose nothing.
     """
 
     profiles: Mapping[str, Application]
@@ -245,13 +244,13 @@ class PolluxWorld:
 
     @classmethod
     def load(cls, folder: str | Path, *, rules: Mapping[str, ApplicationRules] = PUBLISHED) -> PolluxWorld:
-        """Read the folder with one folder for each application, or the one above it that holds ``profiles``."""
+        """Read a folder with one folder per application, or its parent with ``profiles``."""
         folder = Path(folder)
         inner = folder / "profiles"
         folder = inner if inner.is_dir() else folder
         way_out = "Give the folder that holds profiles/APPLICATION/placements.csv."
         if not folder.is_dir():
-            raise InputError("is no folder", where=str(folder), way_out=way_out)
+            raise InputError("is not a folder", where=str(folder), way_out=way_out)
         profiles = {}
         for path in sorted(folder.iterdir()):
             if (path / "placements.csv").is_file():
@@ -265,51 +264,42 @@ class PolluxWorld:
 
     # ------------------------------------------------------------------------------------------------ world port
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Make every job elastic in devices and batch, within what its application allows."""
+        """Make every job elastic in devices and batch size, within its application's limits."""
         self._cluster = cluster
         return [Arrival(at, self._elastic(spec)) for at, spec in arrivals], cluster
 
     def work(self, spec: JobSpec) -> float:
-        """Progress at the end of the last epoch."""
         return self.profile(spec).ends[-1]
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """Goodput in the present epoch, until its end."""
         profile = self.profile(spec)
         epoch = profile.epoch(done)
         return Pace(self.rate(spec, epoch, placement), profile.ends[epoch])
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """The standstill, unless only the batch changes."""
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """The restart delay, unless only the batch size changes."""
         if before is not None and before.groups == after.groups and before.batch_size != after.batch_size:
             return 0.0
         return self.standstill_s
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Noise scale, and the seconds of a step."""
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         profile, step = self.profile(spec), self.step(spec, placement)
         return TrainingSignals(None, profile.noise(step.batch, profile.epoch(done)), step.seconds, step.sync_s)
 
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
-
     def estimator(self) -> Estimator:
-        """An oracle of rates, steps and lengths, which learns goodput as Pollux's agents do."""
+        """An oracle of rates, steps and lengths that learns goodput like Pollux's agents."""
         if self._cluster is None:
             raise CarpoolError("PolluxWorld.estimator is asked before PolluxWorld.prepare has named the cluster")
         return PolluxEstimator(self, self._cluster)
 
     # ------------------------------------------------------------------------------------------------- formulas
     def profile(self, spec: JobSpec) -> Application:
-        """The profile of a job's application."""
         found = self.profiles.get(spec.model)
         if found is None:
             raise UnknownName("application", spec.model, self.profiles, where=f"job {spec.id!r}")
         return found
 
     def step(self, spec: JobSpec, placement: Placement) -> PolluxStep:
-        """Batch and seconds of one step in a placement."""
         limits = self.profile(spec).limits
         batch = placement.batch_size or spec.batch_size or limits.reference
         counts = tuple([count for _, count in placement.groups])
@@ -324,7 +314,6 @@ class PolluxWorld:
         return found
 
     def rate(self, spec: JobSpec, epoch: int, placement: Placement) -> float:
-        """Progress per second in an epoch."""
         profile, step = self.profile(spec), self.step(spec, placement)
         reference, noise = profile.limits.reference, profile.noise(step.batch, epoch)
         rate = step.batch / reference * (noise + reference) / (noise + step.batch) / step.seconds
@@ -340,12 +329,14 @@ class PolluxWorld:
         return replace(spec, min_devices=1, max_devices=widest, batch_range=batches)
 
 
-class PolluxEstimator:
-    """Two levels of knowledge in one: what the profiles say (rates, steps, lengths) and what a job's reports teach.
+class PolluxEstimator(Estimator):
+    """True rates, steps and lengths, and goodput learned from reports.
 
     `goodputs` answers from the job's own reports alone, as Pollux's agents do; everything else is the truth of the
-    epoch that the job last reported from.
+    epoch the job last reported.
     """
+
+    tunes_batches = True
 
     def __init__(self, world: PolluxWorld, cluster: Cluster) -> None:
         self._world = world
@@ -355,19 +346,16 @@ class PolluxEstimator:
 
     @property
     def version(self) -> int:
-        """Grows with every new epoch and every lesson."""
         return self._changes + self._agents.version
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """The true rate."""
         return Estimate(self._world.rate(spec, self._epochs.get(spec.id, 0), placement))
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """True work less work done."""
         return Estimate(max(0.0, self._world.work(job.spec) - job.done_at(at)))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Notice the epoch, and let the job's agent learn."""
+        """Record the epoch, and let the job's agent learn."""
         epoch = self._world.profile(job.spec).epoch(report.done)
         if self._epochs.get(job.id, 0) != epoch:
             self._epochs[job.id] = epoch
@@ -375,21 +363,18 @@ class PolluxEstimator:
         self._agents.learn(at, job, report)
 
     def step_s(self, spec: JobSpec, placement: Placement) -> float:
-        """Seconds of a step there."""
         return self._world.step(spec, placement).seconds
 
     def move_s(self, spec: JobSpec) -> float:
-        """What every change costs."""
         return self._world.standstill_s
 
     def steps_left(self, job: Job, at: float) -> float:
-        """Steps after the present epoch at the job's own batch, at least one, as the published simulator counts."""
+        """Steps after the current epoch at the job's own batch size, at least one, as the published simulator."""
         profile = self._world.profile(job.spec)
         batch = job.spec.batch_size or profile.limits.reference
         return max(1.0, profile.steps_after(batch, profile.epoch(job.done_at(at))))
 
     def goodputs(self, spec: JobSpec, counts: Sequence[int], several: Sequence[bool]) -> Sequence[tuple[float, int]]:
-        """What the job's agent believes."""
         return self._agents.goodputs(spec, counts, several)
 
 

@@ -14,22 +14,21 @@ from carpool.core.topology import Cluster, Placement
 from carpool.predictors.profiles.profile import read_profile
 from carpool.predictors.profiles.rate_model import ProfileRateModel
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Pace, TrainingSignals
+from carpool.sim.worlds.base import Pace, TrainingSignals, World
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileWorld:
-    """Work is counted in seconds alone on the devices asked for, of the first kind that a job's profile knows.
+class ProfileWorld(World):
+    """Work is seconds alone on the requested devices, of the first device type in a job's profile.
 
-    A trace names a model by its entry (``digits.py:mlp``) or by the function alone (``mlp``); a trace without models
-    means the only profile there is. Starts, moves and ends cost what the profile has seen them cost.
+    A trace names a model by its entry (``digits.py:mlp``) or by the function alone (``mlp``); a trace without
+    models means the only profile. Starts, moves and ends cost what the profile measured.
     """
 
     profiles: Mapping[str, ProfileRateModel]  # by entry, and by function where that is unambiguous
 
     @classmethod
     def load(cls, path: Path) -> ProfileWorld:
-        """From one file, or from every profile in a folder."""
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not files:
             raise InputError("holds no profiles", where=str(path), way_out="Make one with carpool profile.")
@@ -40,44 +39,31 @@ class ProfileWorld:
         return cls({**{name: belief for name, belief in short if functions.count(name) == 1}, **known})
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Jobs with their lengths and memory filled in; every model on every kind must have been measured."""
+        """Jobs with length and memory filled in; every model must be measured on every device type."""
         for _, spec in arrivals:
             known = self.of(spec).kinds
             for kind in spec.kinds or cluster.kinds:
                 if kind not in known:
-                    raise UnknownName("device kind", kind, known, where=f"the profile of {spec.model or 'the model'}")
+                    raise UnknownName("device type", kind, known, where=f"the profile of {spec.model or 'the model'}")
         return [Arrival(at, self._filled(spec)) for at, spec in arrivals], cluster
 
-    def work(self, spec: JobSpec) -> float:
-        """What the spec says, which `prepare` filled in where it said nothing."""
-        assert spec.work is not None, "`prepare` knows every length or refuses the job"
-        return spec.work
-
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """As the profile says."""
         return Pace(self.rate(spec, placement).mean)
 
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """What a start or a move was seen to cost; nothing where it was never seen."""
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        """The measured cost of a start or a move; 0 if unknown."""
         costs = self.of(spec).profile.costs
         return (costs.start_s if before is None else costs.resize_s) or 0.0
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """The noise scale, where it was measured."""
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         noise = self.of(spec).profile.noise
         return TrainingSignals(noise=None if noise is None else noise.scale)
 
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
-
     def estimator(self) -> Estimator:
-        """What the profiles say, with how unsure they are."""
         return ProfileEstimator(self)
 
     # ---------------------------------------------------------------------------------------------------- formulas
     def of(self, spec: JobSpec) -> ProfileRateModel:
-        """The profile of a job's model."""
         if not spec.model and len({id(belief) for belief in self.profiles.values()}) == 1:
             return next(iter(self.profiles.values()))
         found = self.profiles.get(spec.model)
@@ -86,7 +72,7 @@ class ProfileWorld:
         return found
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Steps per second there over those on the reference devices."""
+        """Steps per second there, over those on the reference devices."""
         believed = self.of(spec).rate(placement, spec.batch_size)
         assert believed is not None, "`prepare` refuses clusters with other kinds"
         reference = self._reference(spec)
@@ -103,16 +89,16 @@ class ProfileWorld:
         steps = profile.total_steps(spec.batch_size)
         if spec.work is None and steps is None:
             raise InputError(
-                f"job {spec.id!r} has no length, and only a target ends its training",
-                way_out="Give the trace a column work_s.",
+                f"job {spec.id!r} has no length: its training ends at a target",
+                way_out="Add a column work_s to the trace.",
             )
         if spec.work is None and steps is not None:
             spec = replace(spec, work=steps / self._reference(spec) + (profile.end_s or 0.0))
         return spec if spec.memory_bytes else replace(spec, memory_bytes=self.of(spec).memory(spec))
 
 
-class ProfileEstimator:
-    """Believes the profiles; they do not change while a simulation runs."""
+class ProfileEstimator(Estimator):
+    """Predicts from profiles, which do not change during a simulation."""
 
     version = 0
 
@@ -120,11 +106,9 @@ class ProfileEstimator:
         self._world = world
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """As the profile says."""
         return self._world.rate(spec, placement)
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """The job's length less what is done."""
         return Estimate(job.remaining_at(at))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from carpool.core.errors import CarpoolError
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec
-from carpool.core.topology import Cluster, Placement
-from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
+from carpool.core.topology import Placement
+from carpool.sim.worlds.base import Oracle, SteadyWorld
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingWorld:
-    """rate = (devices held / devices asked for) ** exponent x speed of the slowest kind held x share of it.
+class ScalingWorld(SteadyWorld):
+    """rate = (devices held / devices requested) ** exponent x speed of the slowest type held x share of it.
 
-    Shares count as in the plain world: the fraction, scaled down where fractions on a device sum past one.
+    Shares are scaled down where fractions on a device sum past one.
     """
 
     exponent: float = 1.0
@@ -26,46 +23,17 @@ class ScalingWorld:
     resize_s: float = 0.0  # standstill when it moves or is resized
 
     def rate(self, spec: JobSpec, placement: Placement) -> float:
-        """Units of work per second there."""
         speed = min([self.speeds.get(kind, 1.0) for kind, _ in placement.groups])
         rate = float((placement.num_devices / spec.devices) ** self.exponent) * speed
         return rate * placement.fraction / max(1.0, placement.load)
 
-    def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Everything as it is."""
-        return arrivals, cluster
-
-    def work(self, spec: JobSpec) -> float:
-        """What the spec says."""
-        if spec.work is None:
-            raise CarpoolError(f"job {spec.id!r} has no length; the scaling world needs one.")
-        return spec.work
-
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The same from beginning to end."""
-        return Pace(self.rate(spec, placement))
-
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Fixed prices."""
-        return self.start_s if before is None else self.resize_s
-
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Nothing to see."""
-        return TrainingSignals()
-
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Nothing is lost in a crash."""
-        return done
-
     def estimator(self) -> Estimator:
-        """One that knows the truth."""
         return ScalingOracle(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingOracle(Oracle[ScalingWorld]):
-    """Believes exactly what is true in a scaling world."""
+    """Oracle of a `ScalingWorld`."""
 
-    def alike(self, spec: JobSpec) -> int:
-        """Jobs that ask for as many devices."""
+    def similarity_key(self, spec: JobSpec) -> int:
         return spec.devices

@@ -19,7 +19,6 @@ class ValueRange(NamedTuple):
     above: bool = False  # strictly above `low`
 
     def admit(self, value: float) -> bool:
-        """Whether a value is inside."""
         return (value > self.low if self.above else value >= self.low) and value <= self.high
 
     def __str__(self) -> str:
@@ -36,16 +35,7 @@ def number(default: Any, *, low: float = -inf, high: float = inf, above: bool = 
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """One model on the reference kind. The defaults stand for a middling convolutional network.
-
-    - A step over m samples on n devices takes `fixed_s` + `per_sample_s`·m/n to compute (T = a + b·m) and
-      `sync_s` + `sync_more_s`·(n−2) + `network_s`·(nodes−1) to synchronise (n ≥ 2), together
-      (compute^γ + sync^γ)^(1/γ) with γ = `overlap`, 1 being no overlap (the form of Pollux, OSDI'21). So two devices
-      may be slower than one, and four quicker than both.
-    - SM and bandwidth use follow the portion of a step that computes, b·m/(a + b·m): small batches leave devices idle.
-    - Loss after the portion k of the work: l(k) = 1/(b0·k + b1) + b2 through `loss` = (start, end, floor b2).
-    - Gradient noise scale φ(k) = φ0·(φ1/φ0)^k through `noise_scale` = (φ0, φ1), in samples; it grows over training.
-    """
+    """One model on the reference type. The defaults stand for an average convolutional network."""
 
     batch_size: int = number(64, low=1)  # the training's own, on each device asked for
     fixed_s: float = number(0.01, low=0.0)  # a
@@ -65,26 +55,24 @@ class ModelTraits:
     slowdown: Mapping[str, float] = number({}, low=0.0, above=True)  # by kind, where it differs from the kind's own
 
     def fill(self, samples: float) -> float:
-        """Portion of a step over that many samples on one device that computes."""
+        """Portion of a step over that many samples on one device that is compute."""
         compute = self.per_sample_s * samples
         return compute / (self.fixed_s + compute) if compute else 0.0
 
     def loss_at(self, portion: float) -> float:
-        """The loss after a portion of the work."""
         start, end, floor = self.loss
         b1 = 1.0 / (start - floor)
         b0 = 1.0 / (end - floor) - b1
         return 1.0 / (b0 * portion + b1) + floor
 
     def noise_at(self, portion: float) -> float:
-        """The gradient noise scale after a portion of the work, in samples."""
         first, last = self.noise_scale
         return float(first * (last / first) ** portion)
 
 
 @dataclass(frozen=True, slots=True)
 class KindTraits:
-    """One kind of device."""
+    """One device type."""
 
     slowdown: float = number(1.0, low=0.0, above=True)  # step time over that on the reference kind
     memory: int = number(0, low=0)  # bytes; 0: unknown, not checked
@@ -92,7 +80,7 @@ class KindTraits:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCosts:
-    """Seconds a job stands still at a change. The defaults are of the order measured on an H200."""
+    """Seconds of standstill at a change. The defaults are of the order measured on an H200."""
 
     start_s: float = number(8.0, low=0.0)  # cold: a new process up to its first step
     resize_s: float = number(1.0, low=0.0)  # other devices
@@ -110,7 +98,7 @@ _SLOWDOWNS = ((1.0, 1.0), (1.2, 2.5), (1.8, 4.0), (2.5, 6.3))
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Names of models, and the ranges that what they use of a device is drawn from."""
+    """Names of models, and the ranges of their device use."""
 
     models: tuple[str, ...]
     sm: tuple[float, float] = (0.15, 0.95)
@@ -130,7 +118,7 @@ MIXES: dict[str, Mix] = {
 
 
 def draw_models(seed: int, models: str | Sequence[str], kinds: Sequence[str]) -> dict[str, ModelTraits]:
-    """Traits of each model of a mix (or of a list of names); a model's draw does not depend on the others."""
+    """Traits of each model of a mix (or list of names), drawn independently of each other."""
     if isinstance(models, str):
         if models not in MIXES:
             raise UnknownName("mix", models, MIXES)
@@ -141,7 +129,7 @@ def draw_models(seed: int, models: str | Sequence[str], kinds: Sequence[str]) ->
 
 
 def draw_kinds(kinds: Sequence[str]) -> dict[str, KindTraits]:
-    """Traits of the kinds, the fastest first; models bring their own slowdowns."""
+    """Traits of device types, fastest first; models have their own slowdowns."""
     middling = [(low + high) / 2 for low, high in _SLOWDOWNS]
     return {
         kind: KindTraits(middling[min(place, len(middling) - 1)], _MEMORY.get(kind, 16) * _GIB)

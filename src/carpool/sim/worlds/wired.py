@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import exp, log
 from random import Random
 
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import CarpoolError
 from carpool.core.estimates import Estimator
 from carpool.core.model import JobSpec, Kind
 from carpool.core.topology import Cluster, Placement
 from carpool.predictors.links.estimator import LinkEstimator
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.base import Oracle, Pace, TrainingSignals
+from carpool.sim.worlds.base import Oracle, SteadyWorld, TrainingSignals
 
 _WIDER = 4  # times the devices asked for is what a job may use
 _SAMPLES = 32  # on each device asked for
@@ -32,7 +32,6 @@ class WiredModel:
 
     @classmethod
     def drawn(cls, seed: int, name: str) -> WiredModel:
-        """From small and quick to large and slow."""
         random = Random(f"{seed} {name}")
         return cls(
             _between(random, 0.005, 0.05),
@@ -43,15 +42,15 @@ class WiredModel:
 
 
 @dataclass(slots=True)
-class WiredWorld:
-    """Rates are the step time on the devices asked for over that here; m samples on n devices take T seconds.
+class WiredWorld(SteadyWorld):
+    """Rate = step time on the requested devices over that here; m samples on n devices take T seconds.
 
         C = slowness · (a + b·m/n),   S = 2(n − 1)/n · bytes / slowest link,   T = C + max(0, S − hidden·C)
 
-    a ring whose slowest link is a bus on one node and the network over several, shared by nobody else. Kinds after the
-    first of the cluster are up to three times slower, and their buses up to eight. A change of devices costs `resize_s`
-    and the time its state takes over the network; a start costs `start_s`. Jobs may use one to four times the devices
-    they asked for. Everything is drawn from the seed, and nobody is told.
+    A ring's slowest link is a bus on one node and the network over several, not shared. Device types after the first
+    are up to three times slower, their buses up to eight times. A change of devices costs `resize_s` and the transfer
+    of the state; a start costs `start_s`. Jobs may use one to four times the devices they requested. All is drawn from
+    the seed.
     """
 
     seed: int = 0
@@ -75,54 +74,34 @@ class WiredWorld:
         return [Arrival(at, self._elastic(spec)) for at, spec in arrivals], cluster
 
     def _elastic(self, spec: JobSpec) -> JobSpec:
-        if spec.work is None:
-            raise InputError(
-                f"job {spec.id!r} has no length, and a world of links knows none", way_out="Give it one in the trace."
-            )
+        self.work(spec)
         assert self._cluster is not None
         most = min(max(self._cluster.capacity.values()), _WIDER * spec.devices)
         state = int(_STATE * self.model(spec).gradient_bytes)
         batch = spec.batch_size or _SAMPLES * spec.devices
         return replace(spec, min_devices=1, max_devices=most, batch_size=batch, memory_bytes=state)
 
-    def work(self, spec: JobSpec) -> float:
-        """Seconds on the devices asked for, as the trace says."""
-        assert spec.work is not None, "`prepare` refuses jobs without a length"
-        return spec.work
-
-    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The same from beginning to end."""
-        return Pace(self.rate(spec, placement))
-
-    def price(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """A start, or the state on its way."""
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         if before is None:
             return self.start_s
         return self.resize_s + _STATE * self.model(spec).gradient_bytes / self._network
 
-    def signs(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
-        """Seconds of a step."""
+    def signals(self, spec: JobSpec, done: float, placement: Placement) -> TrainingSignals:
         return TrainingSignals(step_s=self.step_s(spec, placement))
 
-    def kept(self, spec: JobSpec, done: float) -> float:
-        """Everything."""
-        return done
-
     def estimator(self) -> Estimator:
-        """One that learns the links from what jobs report."""
         if self._cluster is None:
             raise CarpoolError("WiredWorld.estimator is asked before WiredWorld.prepare has named the cluster")
         return LinkEstimator(self._cluster)
 
     # -------------------------------------------------------------------------------------------------------- formulas
     def model(self, spec: JobSpec) -> WiredModel:
-        """A job's model; jobs without a name are all of one."""
+        """A job's model; jobs without a name share one."""
         if spec.model not in self._models:
             self._models[spec.model] = WiredModel.drawn(self.seed, spec.model)
         return self._models[spec.model]
 
     def step_s(self, spec: JobSpec, placement: Placement) -> float:
-        """Seconds of a step."""
         model, count = self.model(spec), placement.num_devices
         samples = (placement.batch_size or spec.batch_size) / count
         kinds = placement.kinds
@@ -134,7 +113,6 @@ class WiredWorld:
         return compute + max(0.0, sync - model.hidden * compute)
 
     def rate(self, spec: JobSpec, placement: Placement) -> float:
-        """Units of work per second."""
         assert self._cluster is not None
         kind = self._cluster.kinds[0]
         whole, rest = divmod(spec.devices, self._cluster.node_size[kind])
@@ -145,20 +123,19 @@ class WiredWorld:
         return rate * placement.fraction / max(1.0, placement.load)
 
     def oracle(self) -> Estimator:
-        """What somebody would believe who knew everything."""
+        """An estimator that knows the truth."""
         return WiredOracle(self)
 
 
 @dataclass(frozen=True, slots=True)
 class WiredOracle(Oracle[WiredWorld]):
-    """Believes exactly what is true in a world of links."""
+    """Oracle of a `WiredWorld`."""
 
     def move_s(self, spec: JobSpec) -> float:
-        """The true price of a change of devices."""
         anywhere = Placement(())
-        return self.world.price(spec, anywhere, anywhere)
+        return self.world.change_s(spec, anywhere, anywhere)
 
 
 def _between(random: Random, low: float, high: float) -> float:
-    """Evenly in the logarithm."""
+    """Log-uniform."""
     return exp(random.uniform(log(low), log(high)))

@@ -24,16 +24,16 @@ DEFAULT = "default"  # the model table that all others, and models not listed, s
 class TopLevelKeys:
     """The keys outside the tables."""
 
-    reference: str = ""  # kind that work is counted on; empty: the first [kind] of the file
-    node_size: int = number(8, low=1)  # devices of one node there: wider jobs were timed over several nodes
+    reference: str = ""  # device type that work is counted on; empty: the first [kind] of the file
+    node_size: int = number(8, low=1)  # devices per node of the reference
     checkpoint_every: float = number(0.0, low=0.0)  # units of work; 0: nothing is lost in a crash
-    noise: float = number(0.0, low=0.0)  # relative error of what schedulers are told
+    noise: float = number(0.0, low=0.0)  # relative error of the estimator
     seed: int = 0  # of that error
 
 
 @dataclass(frozen=True, slots=True)
 class WorldFile:
-    """Everything a file says."""
+    """The contents of a file."""
 
     setting: TopLevelKeys = field(default_factory=TopLevelKeys)
     prices: ChangeCosts = field(default_factory=ChangeCosts)
@@ -91,7 +91,7 @@ def _table(value: object, where: str) -> dict[str, Any]:
 
 
 def _filled(base: _T, table: object, where: str) -> _T:
-    """A dataclass value with some of its fields replaced from a table."""
+    """A dataclass value with some fields replaced from a table."""
     kind = type(base)
     hints = get_type_hints(kind)
     spots = {spot.name: spot for spot in fields(kind)}  # type: ignore[arg-type]  # only dataclasses come here
@@ -105,7 +105,7 @@ def _filled(base: _T, table: object, where: str) -> _T:
 
 
 def _value(key: str, value: object, hint: Any, limits: ValueRange, where: str) -> Any:
-    """One value as its field's type, inside its limits."""
+    """One value, converted to its field's type and checked."""
     if get_origin(hint) in (Union, UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is tuple:

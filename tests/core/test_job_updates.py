@@ -33,13 +33,13 @@ from carpool.core.state.state_snapshot import StateSnapshot, snapshot_from_json,
 from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
 from carpool.service.queries.allocation_history import AllocationHistory
-from carpool.testing.rig import FakeBackend, check_books
+from carpool.testing.rig import FakeBackend, check_state
 
 CLUSTER = Cluster.build([(1, 4, "V100")])
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 
 
-class Desk:
+class Harness:
     """A scheduler that can change its policy, its records, and a backend that answers at once."""
 
     def __init__(self, policy: str = "wsrtf") -> None:
@@ -57,7 +57,7 @@ class Desk:
         answers = self.backend.apply(at, orders)
         if answers:
             self.scheduler.handle(at, answers)
-        check_books(self.scheduler)
+        check_state(self.scheduler)
         return orders
 
     def holds(self, job: JobId) -> Allocation | None:
@@ -66,7 +66,7 @@ class Desk:
 
 def stands(scheduler: Scheduler) -> StateSnapshot:
     """Where everything stands, but for when a policy was last asked that had nothing to say: no record tells."""
-    return scheduler.balance()._replace(planned_at=None, wake_at=None)
+    return scheduler.state()._replace(planned_at=None, wake_at=None)
 
 
 def spec(job: JobId, devices: int = 4, work: float = 100.0, **fields: Any) -> JobSubmitted:
@@ -74,102 +74,102 @@ def spec(job: JobId, devices: int = 4, work: float = 100.0, **fields: Any) -> Jo
 
 
 def test_a_heavier_job_comes_first_from_then_on() -> None:
-    desk = Desk("wsrtf")
-    desk.say(0.0, spec(A), spec(B, work=110.0))
-    assert desk.holds(A) is not None
-    desk.say(1.0, WeightChanged(B, 5.0))
-    assert (desk.holds(A), desk.scheduler.jobs[B].spec.weight) == (None, 5.0)
-    assert desk.holds(B) is not None
-    assert desk.ledger.accounts[B].spec.weight == 5.0
-    desk.say(50.0, JobFinished(B, desk.scheduler.jobs[B].generation))
-    assert list(desk.metrics.weights) == [5.0]
-    assert "was given weight 5 by its user" in [words for _, words in job_history(desk.records, B)]
+    harness = Harness("wsrtf")
+    harness.say(0.0, spec(A), spec(B, work=110.0))
+    assert harness.holds(A) is not None
+    harness.say(1.0, WeightChanged(B, 5.0))
+    assert (harness.holds(A), harness.scheduler.jobs[B].spec.weight) == (None, 5.0)
+    assert harness.holds(B) is not None
+    assert harness.ledger.accounts[B].spec.weight == 5.0
+    harness.say(50.0, JobFinished(B, harness.scheduler.jobs[B].generation))
+    assert list(harness.metrics.weights) == [5.0]
+    assert "weight changed to 5 by the user" in [words for _, words in job_history(harness.records, B)]
 
 
 def test_who_holds_more_than_it_may_leaves_and_gets_what_it_may() -> None:
-    desk = Desk("elastic")
-    desk.say(0.0, spec(A, 1, min_devices=1, max_devices=4))
-    before = desk.scheduler.jobs[A]
+    harness = Harness("elastic")
+    harness.say(0.0, spec(A, 1, min_devices=1, max_devices=4))
+    before = harness.scheduler.jobs[A]
     assert before.desired == Allocation.of(0, 1, 2, 3)
-    orders = desk.say(1.0, LimitsChanged(A, 1, 2))
+    orders = harness.say(1.0, LimitsChanged(A, 1, 2))
     assert orders == [Release(A, before.generation + 1), Assign(A, Allocation.of(0, 1), before.generation + 2)]
-    assert (desk.scheduler.jobs[A].spec.narrowest, desk.scheduler.jobs[A].spec.widest) == (1, 2)
-    told = [words for _, words in job_history(desk.records, A)]
-    assert "may have 1 to 2 devices from now on, says its user" in told
+    assert (harness.scheduler.jobs[A].spec.narrowest, harness.scheduler.jobs[A].spec.widest) == (1, 2)
+    told = [words for _, words in job_history(harness.records, A)]
+    assert "device limits changed to 1–2 by the user" in told
 
 
 def test_who_no_longer_fits_waits_and_everybody_who_follows_knows() -> None:
-    desk = Desk("fifo")
-    desk.say(0.0, spec(A, 2), spec(B, 2))
-    desk.say(1.0, LimitsChanged(A, 3, 4))
-    assert desk.scheduler.jobs[A].phase is Phase.WAITING
-    assert desk.scheduler.jobs[A].spec.devices == 3
-    account = desk.ledger.accounts[A]
+    harness = Harness("fifo")
+    harness.say(0.0, spec(A, 2), spec(B, 2))
+    harness.say(1.0, LimitsChanged(A, 3, 4))
+    assert harness.scheduler.jobs[A].phase is Phase.WAITING
+    assert harness.scheduler.jobs[A].spec.devices == 3
+    account = harness.ledger.accounts[A]
     assert (account.phase, account.held, account.held_s) == (Phase.WAITING, None, 1.0)
-    assert [span.until for span in desk.spans.between(0.0, 9.0) if span.job == A] == [1.0, 1.0]
-    assert desk.metrics.device_s == 2.0
-    desk.say(2.0, JobFinished(B, desk.scheduler.jobs[B].generation))
-    assert desk.holds(A) == Allocation.of(0, 1, 2)
+    assert [span.until for span in harness.spans.between(0.0, 9.0) if span.job == A] == [1.0, 1.0]
+    assert harness.metrics.device_s == 2.0
+    harness.say(2.0, JobFinished(B, harness.scheduler.jobs[B].generation))
+    assert harness.holds(A) == Allocation.of(0, 1, 2)
 
 
 def test_who_holds_what_it_still_may_stays() -> None:
-    desk = Desk("fifo")
-    desk.say(0.0, spec(A, 2))
-    assert desk.say(1.0, LimitsChanged(A, 1, 2)) == []
-    assert desk.holds(A) == Allocation.of(0, 1)
+    harness = Harness("fifo")
+    harness.say(0.0, spec(A, 2))
+    assert harness.say(1.0, LimitsChanged(A, 1, 2)) == []
+    assert harness.holds(A) == Allocation.of(0, 1)
 
 
 @pytest.mark.parametrize(
     "fact", [WeightChanged(A, 0.0), WeightChanged(A, nan), LimitsChanged(A, 0, 2), LimitsChanged(A, 3, 2)]
 )
 def test_what_no_job_can_have_is_refused_and_changes_nothing(fact: Fact) -> None:
-    desk = Desk("fifo")
-    desk.say(0.0, spec(A, 2))
-    num_records = len(desk.records)
+    harness = Harness("fifo")
+    harness.say(0.0, spec(A, 2))
+    num_records = len(harness.records)
     with pytest.raises(InputError):
-        desk.say(1.0, fact)
-    assert len(desk.records) == num_records
+        harness.say(1.0, fact)
+    assert len(harness.records) == num_records
 
 
 def test_a_change_to_a_job_that_is_over_is_ignored() -> None:
-    desk = Desk("fifo")
-    desk.say(0.0, spec(A), JobCancelled(A))
-    desk.say(1.0, WeightChanged(A, 2.0), LimitsChanged(A, 1, 1))
-    assert desk.records[-1].ignored == [WeightChanged(A, 2.0), LimitsChanged(A, 1, 1)]
+    harness = Harness("fifo")
+    harness.say(0.0, spec(A), JobCancelled(A))
+    harness.say(1.0, WeightChanged(A, 2.0), LimitsChanged(A, 1, 1))
+    assert harness.records[-1].ignored == [WeightChanged(A, 2.0), LimitsChanged(A, 1, 1)]
 
 
 def test_another_policy_decides_from_then_on() -> None:
-    desk = Desk("fifo")
-    desk.say(0.0, spec(A, 4, 100.0), spec(B, 4, 50.0), spec(C, 4, 10.0))
-    desk.say(1.0, PolicyChanged("srtf"))
-    assert desk.holds(C) is not None, "the shortest"
-    assert desk.scheduler.policy_text == "srtf"
-    assert type(desk.scheduler.policy) is type(parse_policy("srtf"))
-    desk.say(2.0, PolicyChanged("fifo"))
-    assert desk.holds(C) is not None, "fifo moves nobody"
-    desk.say(3.0, JobFinished(C, desk.scheduler.jobs[C].generation))
-    assert desk.holds(A) is not None, "and goes by arrival again"
+    harness = Harness("fifo")
+    harness.say(0.0, spec(A, 4, 100.0), spec(B, 4, 50.0), spec(C, 4, 10.0))
+    harness.say(1.0, PolicyChanged("srtf"))
+    assert harness.holds(C) is not None, "the shortest"
+    assert harness.scheduler.policy_text == "srtf"
+    assert type(harness.scheduler.policy) is type(parse_policy("srtf"))
+    harness.say(2.0, PolicyChanged("fifo"))
+    assert harness.holds(C) is not None, "fifo moves nobody"
+    harness.say(3.0, JobFinished(C, harness.scheduler.jobs[C].generation))
+    assert harness.holds(A) is not None, "and goes by arrival again"
 
 
 def test_a_policy_that_shares_nothing_may_follow_one_that_does() -> None:
-    desk = Desk("mps-equal:slots=2")
-    desk.say(0.0, *[spec(JobId(f"j{n}"), 1) for n in range(8)])
-    assert desk.scheduler.num_running == 8
-    desk.say(1.0, PolicyChanged("fifo"))
-    assert (desk.scheduler.num_running, desk.scheduler.num_waiting) == (4, 4), "whole devices from then on"
+    harness = Harness("mps-equal:slots=2")
+    harness.say(0.0, *[spec(JobId(f"j{n}"), 1) for n in range(8)])
+    assert harness.scheduler.num_running == 8
+    harness.say(1.0, PolicyChanged("fifo"))
+    assert (harness.scheduler.num_running, harness.scheduler.num_waiting) == (4, 4), "whole devices from then on"
     again = Scheduler(CLUSTER, parse_policy("fifo"))
-    again.recover(desk.records)
-    assert stands(again) == stands(desk.scheduler)
+    again.recover(harness.records)
+    assert stands(again) == stands(harness.scheduler)
     opened = Scheduler(CLUSTER, parse_policy("fifo"))
-    opened.reopen(snapshot_from_json(json.loads(json.dumps(snapshot_to_json(desk.scheduler.balance())))))
-    assert stands(opened) == stands(desk.scheduler)
+    opened.restore(snapshot_from_json(json.loads(json.dumps(snapshot_to_json(harness.scheduler.state())))))
+    assert stands(opened) == stands(harness.scheduler)
 
 
 def test_a_policy_that_there_is_not_is_refused() -> None:
-    desk = Desk("fifo")
+    harness = Harness("fifo")
     with pytest.raises(UnknownName):
-        desk.say(0.0, PolicyChanged("fivo"))
-    with pytest.raises(InputError, match="cannot take the place"):
+        harness.say(0.0, PolicyChanged("fivo"))
+    with pytest.raises(InputError, match="cannot be replaced"):
         Scheduler(CLUSTER, parse_policy("fifo")).handle(0.0, [PolicyChanged("srtf")])
 
 
@@ -187,26 +187,26 @@ HAPPENINGS = st.one_of(
 
 @given(st.lists(HAPPENINGS, max_size=14), st.integers(0, 13))
 def test_recovery_asks_no_policy_and_comes_to_the_same(happenings: list[Any], cut: int) -> None:
-    desk = Desk("fifo")
+    harness = Harness("fifo")
     balance, behind = None, 0
     for at, what in enumerate(happenings):
         if isinstance(what, tuple):
             _, job, devices, work = what
-            if job in desk.scheduler.jobs or desk.scheduler.outcome(job) is not None:
+            if job in harness.scheduler.jobs or harness.scheduler.outcome(job) is not None:
                 continue
             what = spec(job, devices, float(work))
-        desk.say(float(at), what)
+        harness.say(float(at), what)
         if at == cut:
-            balance, behind = desk.scheduler.balance(), len(desk.records)
-    policy = parse_policy(desk.scheduler.policy_text or "fifo")
-    records = [record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in desk.records]
+            balance, behind = harness.scheduler.state(), len(harness.records)
+    policy = parse_policy(harness.scheduler.policy_text or "fifo")
+    records = [record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in harness.records]
     again = Scheduler(CLUSTER, policy)
     again.recover(records)
-    check_books(again)
-    assert stands(again) == stands(desk.scheduler)
+    check_state(again)
+    assert stands(again) == stands(harness.scheduler)
     if balance is not None:
         opened = Scheduler(CLUSTER, policy)
-        opened.reopen(balance)
+        opened.restore(balance)
         opened.recover(records[behind:])
-        check_books(opened)
-        assert stands(opened)._replace(running=()) == stands(desk.scheduler)._replace(running=())
+        check_state(opened)
+        assert stands(opened)._replace(running=()) == stands(harness.scheduler)._replace(running=())

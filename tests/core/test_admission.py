@@ -9,7 +9,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state.state_snapshot import snapshot_from_json, snapshot_to_json
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
-from carpool.testing.rig import check_books
+from carpool.testing.rig import check_state
 
 WIDE = Cluster.build([(1, 8, "V100")])
 
@@ -26,7 +26,7 @@ def phases(scheduler: Scheduler) -> str:
 def submitted(count: int, at_most: int = 2) -> Scheduler:
     scheduler = Scheduler(WIDE, Fifo())
     scheduler.handle(0.0, [JobSubmitted(member(number, at_most)) for number in range(count)])
-    check_books(scheduler)
+    check_state(scheduler)
     return scheduler
 
 
@@ -64,8 +64,8 @@ def test_those_that_also_wait_for_others_take_no_place_meanwhile() -> None:
 def test_a_balance_knows_who_is_inside() -> None:
     scheduler = submitted(4)
     again = Scheduler(WIDE, Fifo())
-    again.reopen(snapshot_from_json(snapshot_to_json(scheduler.balance())))
-    check_books(again)
+    again.restore(snapshot_from_json(snapshot_to_json(scheduler.state())))
+    check_state(again)
     assert phases(again) == "rrbb"
     again.handle(1.0, [JobFinished(JobId("s-1"), 1)])
     assert phases(again) == "rrb"
@@ -84,6 +84,6 @@ def test_at_most_so_many_hold_devices_and_all_get_their_turn(at_most: int, event
         facts: dict[str, Fact] = {"cancel": JobCancelled(job.id), "pause": JobPaused(job.id)}
         facts["end"] = JobFinished(job.id, job.generation) if job.desired is not None else facts["cancel"]
         scheduler.handle(float(at), [facts[word]])
-        check_books(scheduler)
+        check_state(scheduler)
         let_in = [job for job in scheduler.jobs.values() if job.phase is not Phase.BLOCKED]
         assert len(let_in) == min(at_most, len(scheduler.jobs)), "as many as may, and no more"

@@ -11,7 +11,7 @@ from carpool.core.model import JobId, JobSpec
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.registry import POLICIES, parse_policy
-from carpool.testing.rig import FakeBackend, check_books
+from carpool.testing.rig import FakeBackend, check_state
 
 CLUSTER = Cluster.build([(2, 2, "v100"), (1, 2, "k80")])
 LEFT_BY = {"mps-equal:slots=2": False, "competitive": True, "iadeep": False}  # and whether speeds are learned
@@ -30,7 +30,7 @@ class Floor:
         """Tell facts, then what became of the orders, until nothing follows at this instant."""
         for _ in range(40):
             facts = tuple(self.backend.apply(self.at, self.scheduler.handle(self.at, facts)))
-            check_books(self.scheduler)
+            check_state(self.scheduler)
             if not facts and (self.scheduler.wake_at is None or self.scheduler.wake_at > self.at):
                 return
         raise AssertionError("one order after another, without end")

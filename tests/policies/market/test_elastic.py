@@ -9,7 +9,7 @@ import pytest
 from carpool.core.messages import JobSubmitted, ProgressReported
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.core.topology import Cluster
-from carpool.policies.market.policy import Elastic, moves_s
+from carpool.policies.market.policy import Elastic
 from carpool.predictors.links.estimator import LinkEstimator
 from carpool.predictors.move_cost import Move, MoveKind
 from carpool.testing.rig import Rig
@@ -59,6 +59,7 @@ def test_the_price_of_a_move_is_the_policys_own_until_one_was_seen() -> None:
     estimator = LinkEstimator(CLUSTER)
     held = Allocation.of(0)
     jobs = [Job(job("a"), 0, 0.0, Phase.RUNNING, held, 1, held, 1)]
-    assert moves_s(estimator, jobs, 7.0).tolist() == [7.0]
+    policy, view = Elastic(move_s=7.0), Rig(Elastic(), estimator=estimator).scheduler.snapshot()
+    assert policy._moves_s(view, jobs).tolist() == [7.0]
     estimator.moves.cost.update([Move(MoveKind.GROW, "m", 0.0, 1, 2, is_warm=True)] * 20, [0.5] * 20)
-    assert moves_s(estimator, jobs, 7.0)[0] == pytest.approx(0.5, rel=0.3)
+    assert policy._moves_s(view, jobs)[0] == pytest.approx(0.5, rel=0.3)

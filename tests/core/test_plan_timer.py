@@ -1,4 +1,4 @@
-"""When a policy is asked, apart from the scheduler that asks it (`test_cadence.py` has both together)."""
+"""When a policy is asked, apart from the scheduler that asks it (see `test_cadence.py` for both together)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_trigger_is_put_off_until_the_interval_is_over() -> None:
     timing.planned(3.0, None)
     timing.is_triggered = True
     assert [timing.is_due(at, has_jobs=True) for at in (3.0, 12.9, 13.0)] == [False, False, True]
-    timing.breath_s = 20.0
+    timing.min_pause_s = 20.0
     assert timing.next_at(4.0, has_jobs=True) == 23.0
 
 
@@ -44,7 +44,7 @@ def test_rounds_begin_at_multiples_and_only_while_there_are_jobs() -> None:
 def test_another_policy_is_asked_at_once() -> None:
     timing = PlanTimer(Cadence(min_interval_s=10.0))
     timing.planned(3.0, 100.0)
-    timing.begin_anew()
+    timing.reset()
     assert timing.is_due(3.0, has_jobs=True)
 
 

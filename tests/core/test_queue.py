@@ -1,4 +1,4 @@
-"""Queue, roster and the sorted index against plain sorted lists."""
+"""Queue, running_jobs and the sorted index against plain sorted lists."""
 
 from collections.abc import Callable
 
@@ -103,23 +103,23 @@ def test_refused_demands_are_passed_over(walk: Steps, refused: set[Demand], ever
 @settings(max_examples=100)
 @given(steps)
 def test_ordered_roster_like_a_sorted_list(walk: Steps) -> None:
-    roster = RunningJobs(ordered=True)
-    expected = replayed(walk, roster.put, roster.discard)
-    assert list(roster.entries()) == expected
-    assert list(roster) == [entry[2] for entry in expected]
-    assert list(reversed(roster)) == [entry[2] for entry in expected][::-1]
-    assert roster.tail == (expected[-1] if expected else None)
-    assert len(roster) == len(expected)
+    running_jobs = RunningJobs(ordered=True)
+    expected = replayed(walk, running_jobs.put, running_jobs.discard)
+    assert list(running_jobs.entries()) == expected
+    assert list(running_jobs) == [entry[2] for entry in expected]
+    assert list(reversed(running_jobs)) == [entry[2] for entry in expected][::-1]
+    assert running_jobs.tail == (expected[-1] if expected else None)
+    assert len(running_jobs) == len(expected)
 
 
 def test_unordered_roster_keeps_the_order_of_starts() -> None:
-    roster = RunningJobs(ordered=False)
+    running_jobs = RunningJobs(ordered=False)
     for number in (3, 1, 2, 3):
-        roster.put(job(number), 0)
-    assert list(roster) == ["j3", "j1", "j2"]
-    roster.discard(JobId("j3"))
-    roster.discard(JobId("j3"))
-    roster.put(job(3), 0)
-    assert list(roster) == ["j1", "j2", "j3"]
-    assert list(reversed(roster)) == ["j3", "j2", "j1"]
-    assert roster.tail is None
+        running_jobs.put(job(number), 0)
+    assert list(running_jobs) == ["j3", "j1", "j2"]
+    running_jobs.discard(JobId("j3"))
+    running_jobs.discard(JobId("j3"))
+    running_jobs.put(job(3), 0)
+    assert list(running_jobs) == ["j1", "j2", "j3"]
+    assert list(reversed(running_jobs)) == ["j3", "j2", "j1"]
+    assert running_jobs.tail is None
