@@ -314,11 +314,9 @@ class Carpool(Policy):
         runs = int(np.count_nonzero(menu.held != NONE))
         for job_id, change in changes.items():
             runs += (change.allocation is not None) - (jobs[job_id].desired is not None)
-        words = []
-        for job in (
-            sorted([jobs[name] for name in changes], key=lambda job: job.seq) if len(changes) <= _EXPLAINED else ()
-        ):
-            words.append(f"{job.id} {explain_job(quote, job, draft.holding)}")
+        changed = sorted([jobs[name] for name in changes], key=lambda job: job.seq)
+        explained = changed if len(changed) <= _EXPLAINED else []
+        words = [f"{job.id} {explain_job(quote, job, draft.holding)}" for job in explained]
         return "; ".join([f"{runs} of {len(menu.jobs)} jobs run", _explain_prices(quote), *words])
 
 
