@@ -9,7 +9,7 @@ import pytest
 
 from carpool.core.errors import CarpoolError
 from carpool.core.estimates import DeclaredEstimator, Estimate
-from carpool.core.messages import JobFinished, JobSubmitted, LimitsChanged
+from carpool.core.messages import JobFinished, JobSubmitted, LimitsChanged, Record
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
@@ -209,6 +209,16 @@ def test_reasons_name_savings_costs_and_holders() -> None:
     gangs.handle(0.0, [JobSubmitted(job(name, work=work).spec) for name, work in (("a", 10.0), ("b", 90.0))])
     told = gangs.policy.why(gangs.snapshot(), gangs.jobs[JobId("b")])
     assert told.startswith("waits for 1 V100 held by a: ")
+
+
+def test_a_preempted_job_waits_for_the_one_that_took_its_place() -> None:
+    scheduler = Scheduler(ONE, Carpool())
+    scheduler.handle(0.0, [JobSubmitted(job("a", work=100.0).spec)])
+    records: list[Record] = []
+    scheduler.add_observer(type("Kept", (), {"record": lambda self, record: records.append(record)})())
+    scheduler.handle(1.0, [JobSubmitted(job("b", work=10.0).spec)])
+    assert records[0].planned is not None
+    assert "a waits for 1 V100 held by b: " in records[0].planned.reason
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.model import Job
+from carpool.core.model import Allocation, Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
@@ -36,16 +36,17 @@ _NAMED = 3  # jobs that an explanation names
 _LEAST_PRICE = 1e-4  # below, a price is shown as 0
 
 
-def explain_job(quote: Quote, job: Job) -> str:
-    """Why a job holds what it holds, or waits, at the current prices."""
+def explain_job(quote: Quote, job: Job, holding: Callable[[Job], Allocation | None]) -> str:
+    """Why a job waits, or holds what `holding` says, at the current prices."""
     menu = quote.menu
     row = next(row for row, other in enumerate(menu.jobs) if other.id == job.id)
-    if job.desired is None:
-        return _explain_waiting(quote, row)
-    words = _explain_holding(quote, row, shape_of(menu.cluster, job.desired))
-    if job.desired.batch_size not in (0, job.spec.batch_size):
-        words += f"; batch size {job.desired.batch_size}"
-    return words if job.desired.fractions == (1.0,) else f"{words}; shares its devices"
+    held = holding(job)
+    if held is None:
+        return _explain_waiting(quote, row, holding)
+    words = _explain_holding(quote, row, shape_of(menu.cluster, held))
+    if held.batch_size not in (0, job.spec.batch_size):
+        words += f"; batch size {held.batch_size}"
+    return words if held.fractions == (1.0,) else f"{words}; shares its devices"
 
 
 def _explain_prices(quote: Quote) -> str:
@@ -80,7 +81,7 @@ def _explain_holding(quote: Quote, row: int, offer: Offer) -> str:
     return f"{words}; {which} would save it {_seconds(saved)} and cost other jobs {_seconds(cost)}"
 
 
-def _explain_waiting(quote: Quote, row: int) -> str:
+def _explain_waiting(quote: Quote, row: int, holding: Callable[[Job], Allocation | None]) -> str:
     """Such as ``waits for 2 V100 held by a: each would save this job 0.4 s per second of use, but other jobs …``."""
     menu = quote.menu
     costs = menu.needs @ quote.prices
@@ -92,13 +93,13 @@ def _explain_waiting(quote: Quote, row: int) -> str:
     price, own = costs[best] / offer.width, worth[best] / offer.width
     saving = f"{'each' if offer.width > 1 else 'it'} would save this job {_price(own)} s per second of use"
     but = "no fitting devices are free now" if own >= price else f"other jobs {_price(price)} s"
-    return f"waits for {offer.words()}{_holders(menu, offer)}: {saving}, but {but}"
+    return f"waits for {offer.words()}{_holders(menu, offer, holding)}: {saving}, but {but}"
 
 
-def _holders(menu: Menu, offer: Offer) -> str:
+def _holders(menu: Menu, offer: Offer, holding: Callable[[Job], Allocation | None]) -> str:
     """Such as `` held by a, b, c and 2 more``: the jobs on devices of the offer's types."""
     kinds = {kind for kind, _ in offer.groups}
-    held = [(job, shape_of(menu.cluster, job.desired)) for job in menu.jobs if job.desired is not None]
+    held = [(job, shape_of(menu.cluster, own)) for job in menu.jobs if (own := holding(job)) is not None]
     names = [job.id for job, shape in held if kinds & {kind for kind, _ in shape.groups}]
     if len(names) > _NAMED:
         return f" held by {', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
@@ -107,7 +108,7 @@ def _holders(menu: Menu, offer: Offer) -> str:
 
 def _price(price: float) -> str:
     """Weighted seconds of completion time per device-second."""
-    return f"{price:.2g}" if price >= _LEAST_PRICE else "0"
+    return f"{price:.3g}" if price >= _LEAST_PRICE else "0"
 
 
 def _next_larger(menu: Menu, row: int, offer: Offer) -> int | None:
@@ -209,7 +210,7 @@ class Carpool(Policy):
         quote = self._quote(view, PolicyMemory.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
-        return explain_job(quote, job)
+        return explain_job(quote, job, lambda other: other.desired)
 
     # --------------------------------------------------------------------------------------------------------- prices
     def _quote(self, view: Snapshot, memory: PolicyMemory) -> Quote | None:
@@ -313,12 +314,9 @@ class Carpool(Policy):
         runs = int(np.count_nonzero(menu.held != NONE))
         for job_id, change in changes.items():
             runs += (change.allocation is not None) - (jobs[job_id].desired is not None)
-        words = []
-        for job in (
-            sorted([jobs[name] for name in changes], key=lambda job: job.seq) if len(changes) <= _EXPLAINED else ()
-        ):
-            after = job._replace(desired=draft.holding(job))
-            words.append(f"{job.id} {explain_job(quote, after)}")
+        changed = sorted([jobs[name] for name in changes], key=lambda job: job.seq)
+        explained = changed if len(changed) <= _EXPLAINED else []
+        words = [f"{job.id} {explain_job(quote, job, draft.holding)}" for job in explained]
         return "; ".join([f"{runs} of {len(menu.jobs)} jobs run", _explain_prices(quote), *words])
 
 
