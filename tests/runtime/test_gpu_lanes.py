@@ -21,9 +21,9 @@ pytestmark = pytest.mark.gpu
 
 LOOK = """
 import json, sys, torch
-from carpool.runtime.process.worker_setup import look
+from carpool.runtime.process.worker_setup import inspect_gpu
 torch.zeros(1, device="cuda:0")
-print(json.dumps(look(torch.device("cuda:0"))), flush=True)
+print(json.dumps(inspect_gpu(torch.device("cuda:0"))), flush=True)
 sys.stdin.read()
 """
 

@@ -108,6 +108,7 @@ def test_an_external_daemon_or_a_missing_program_makes_mps_unavailable(
         find_control()
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
     control.unlink()
+    monkeypatch.setenv("PATH", str(control.parent))  # without a real control program of this machine
     with pytest.raises(MpsUnavailable, match="not on the PATH"):
         find_control()
 
@@ -158,8 +159,11 @@ async def test_a_machine_without_gpus_needs_no_daemon(root: Path) -> None:
 
 
 @to_the_end
-async def test_without_mps_there_are_no_lanes_and_a_reason(root: Path, control: Path) -> None:
+async def test_without_mps_there_are_no_lanes_and_a_reason(
+    root: Path, control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     control.unlink()
+    monkeypatch.setenv("PATH", str(control.parent))  # without a real control program of this machine
     mps = Recorder().admission(root, GPU)
     await mps.start()
     assert not mps.has_lanes
