@@ -3,13 +3,15 @@
 from carpool.backends.job_accounting import JobAccount, JobAccounting
 from carpool.core.messages import Change, Fact, JobPaused, JobResumed, JobSubmitted, Planned, ProgressReported, Record
 from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.topology import Cluster
 
 JOB = JobId("a")
+CLUSTER = Cluster.build([(2, 2, "cpu")])
 
 
 def kept(*records: Record) -> JobAccount:
     """The account of a job that got a device at once, after these records."""
-    ledger = JobAccounting()
+    ledger = JobAccounting(CLUSTER)
     given = Planned("it is the only one", (Change(JOB, Allocation.of(0)),))
     for record in (Record(0.0, [JobSubmitted(JobSpec(JOB))], given), *records):
         ledger.record(record)

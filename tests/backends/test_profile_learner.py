@@ -60,7 +60,7 @@ def test_a_job_is_followed_from_its_first_order(lessons: ProfileLearner, program
 def test_a_job_is_followed_from_the_middle_of_its_life(lessons: ProfileLearner, program: Program) -> None:
     job = Job(JobSpec(A), 0, 0.0, Phase.RUNNING, generation=1, desired=ONE, observed=ONE, done=40.0)
     lessons.take(Sized(JobId("over"), 1, 1, 1))
-    lessons.go_on_with({A: job})
+    lessons.follow({A: job})
     teach(lessons, (3.0, 41.0), (5.0, 61.0))
     profile = lessons.profile(A, program, None)
     assert profile is not None

@@ -110,7 +110,7 @@ async def serve(room: AbstractAsyncContextManager[SchedulerService], reports: Pa
         loop = asyncio.get_running_loop()
 
         def close() -> None:
-            clerk._in.chronicle.feed.close()  # so that no stream goes on
+            clerk._in.events.feed.close()  # so that no stream goes on
             server.should_exit = True
 
         port = server.servers[0].sockets[0].getsockname()[1]

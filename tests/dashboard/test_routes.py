@@ -182,7 +182,7 @@ def test_the_policy_is_changed_by_admins(open_room: Any) -> None:
 
 def test_the_fault_of_the_policy_before_is_shown(open_room: Any) -> None:
     async def act(room: Any) -> None:
-        await room.clerk._in.daemon.wish(PolicyChanged("las", "policy Mine failed: KeyError: <a>"))
+        await room.clerk._in.loop.apply(PolicyChanged("las", "policy Mine failed: KeyError: <a>"))
         for page in ("/cluster", "/decisions"):
             assert "policy Mine failed: KeyError: &lt;a&gt;" in (await room.client.get(page)).text
         await room.clerk.change_policy(Principal("root", Role.ADMIN), "las")

@@ -33,7 +33,7 @@ def ada(served: Served) -> Iterator[carpool.Client]:
 
 
 def write_log(served: Served, job: str, text: str) -> None:
-    folder = JobFolder(served.reception.office.premises.state, job).path
+    folder = JobFolder(served.reception.office.read_model.state, job).path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log").write_text(text, encoding="utf-8")
 

@@ -65,11 +65,11 @@ def test_a_daemon_opens_and_says_what_it_found(
         DaemonOptions(lay_out(damage.harm(chance, now, then), tmp_path), tuple(parse_devices("cpu:2")), "1", "fifo")
     )
     try:
-        known = set(house.followers.ledger.accounts)
+        known = set(house.observers.accounting.accounts)
         named = {job for _, jobs in house.store.findings.lost for job in jobs}
         assert now.jobs <= known | named
-        assert bool(house.told) == bool(house.store.findings.tell())
-        assert all(job in " ".join(house.told) for job in named)
+        assert bool(house.notices) == bool(house.store.findings.tell())
+        assert all(job in " ".join(house.notices) for job in named)
     finally:
         house.close()
 

@@ -215,7 +215,7 @@ def test_a_curve_with_torn_lines_is_shown_and_read_where_it_holds_nobody_up(tmp_
             rows = [json.dumps({"at_s": n, "step": n}).encode() + b"\n" for n in (0, 9)]
             (folder / "metrics.jsonl").write_bytes(b"".join([rows[0], *torn, rows[1]]))
             calendar = Watching(1_000_000.0)
-            clerk = SchedulerService(replace(office.premises, calendar=calendar))
+            clerk = SchedulerService(replace(office.read_model, calendar=calendar))
             assert [point.step for point in await clerk.measurements(ADA, "a")] == [0, 9]
             assert threading.get_ident() not in calendar.threads
 
@@ -234,7 +234,7 @@ def test_events_of_others_are_not_heard(tmp_path: Path) -> None:
                 heard[who.name] = []
                 async for event in stream:
                     heard[who.name].append(f"{event.kind} {event.job}".strip())
-                    if event.number == office.premises.chronicle.feed.last or len(heard[who.name]) == 4:
+                    if event.number == office.read_model.events.feed.last or len(heard[who.name]) == 4:
                         break
             assert heard["ada"] == ["submitted a", "decision", "phase a", "decision"]
             assert heard["screen"] == ["submitted a", "decision", "phase a", "submitted b"]
@@ -320,13 +320,13 @@ def test_others_on_a_device_are_shown_with_its_node(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_service(tmp_path) as office:
             clerk = office.clerk
-            await office.daemon.wish(
+            await office.loop.apply(
                 OutsidersSeen(DeviceId(1), (ForeignProcess(7, "ben", "python", 5),), keeps_free=False)
             )
             (node,) = clerk.nodes(BEN)
             assert node.outsiders == (ForeignProcessView("cpu:1", 7, "ben", "python", 5, False),)
             assert [device.outsiders for device in clerk.devices(BEN)] == [(), node.outsiders]
-            await office.daemon.wish(OutsidersSeen(DeviceId(1)))
+            await office.loop.apply(OutsidersSeen(DeviceId(1)))
             assert clerk.nodes(BEN)[0].outsiders == ()
 
     asyncio.run(play())

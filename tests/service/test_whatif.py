@@ -77,7 +77,7 @@ def test_behind_too_many_jobs_nothing_is_reckoned(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_service(tmp_path) as office:
             await office.clerk.submit(ADA, [listed(f"j{number}") for number in range(MAX_JOBS)])
-            clerk = SchedulerService(replace(office.premises, estimates=Careful()))
+            clerk = SchedulerService(replace(office.read_model, estimates=Careful()))
             with pytest.raises(InputError, match=f"{MAX_JOBS} jobs are there and 1 are asked for"):
                 await WhatIfPlanner(clerk, [], lambda: "fifo", lambda jobs: {}).foresee(ADA, [listed("a")])
 

@@ -92,7 +92,7 @@ def outcomes(entries: list[StoredRecord]) -> dict[JobId, Outcome]:
     """How each training ended; AssertionError if one ended twice."""
     found: dict[JobId, Outcome] = {}
     for entry in entries:
-        for note in entry.notes:
+        for note in entry.reports:
             report = report_from_json(dict(note.report))
             if isinstance(report, Outcome):
                 assert report.job not in found, f"{report.job!r} has two outcomes"
@@ -118,7 +118,10 @@ def _check_marks(marks: list[CommitMark]) -> None:
     before = CommitMark()
     for mark in marks:
         assert mark.epoch >= before.epoch, "epochs grow"
-        assert mark.heard >= before.heard or mark.life > before.life, "no report is taken in twice"
+        assert all(
+            mark.of(name).heard >= known.heard or mark.of(name).life > known.life
+            for name, known in before.executors.items()
+        ), "no report is taken in twice"
         before = mark
 
 
@@ -171,8 +174,8 @@ async def _live(state: Path, jobs: Path, devices: str, policy: str) -> None:
         await house.start()
         running = asyncio.create_task(house.run())
         for listed in read_jobs(jobs).jobs:
-            if listed.spec.id not in house.followers.ledger.accounts:
-                await house.daemon.submit([listed])
+            if listed.spec.id not in house.observers.accounting.accounts:
+                await house.loop.submit([listed])
         while house.scheduler.jobs and not running.done():
             await asyncio.wait({running}, timeout=0.02)
         house.stop()

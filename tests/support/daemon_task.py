@@ -14,11 +14,11 @@ from carpool.service.store.store import Store
 @asynccontextmanager
 async def at_work(premises: ReadModel, store: Store) -> AsyncIterator[None]:
     """Let a daemon run; in the end who listens is let go, and its store is closed."""
-    running = asyncio.create_task(premises.daemon.run())
+    running = asyncio.create_task(premises.loop.run())
     try:
         yield
     finally:
-        premises.chronicle.feed.close()
+        premises.events.feed.close()
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running

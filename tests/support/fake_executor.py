@@ -25,7 +25,7 @@ from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report, Sized
 class FakeExecutor:
     """Every job makes one step per second and device, and ends after the steps it was given.
 
-    Implements `service.line.ExecutorLine` and `backends.local.WaitableClock`. `kept` is what a disk would hold: steps
+    Implements `ExecutorPort` and `WaitableClock` of `backends.ports`. `kept` is what a disk would hold: steps
     done, by job.
     """
 

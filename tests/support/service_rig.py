@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carpool.backends.executor_group import ExecutorGroup
 from carpool.backends.job_accounting import JobAccounting
+from carpool.backends.ports import LOCAL
 from carpool.core.estimates import DeclaredEstimator
 from carpool.core.journal import Header
 from carpool.core.model import JobId, JobSpec
@@ -23,7 +25,7 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.reports import Outcome, Report, Told
 from carpool.service.admission import Quotas
-from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks
+from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
@@ -68,8 +70,8 @@ class ServiceRig:
 
     clerk: SchedulerService
     machine: ManualExecutor
-    daemon: DaemonLoop
-    premises: ReadModel
+    loop: DaemonLoop
+    read_model: ReadModel
 
     async def settle(self, seconds: float = 0.0) -> None:
         """Let everything happen that is on its way, then time pass, and what follows from that."""
@@ -77,7 +79,7 @@ class ServiceRig:
             self.machine.let_pass(passing)
             for _ in range(20):
                 await asyncio.sleep(0)
-            await self.daemon.settle()
+            await self.loop.flush()
 
 
 def listed(name: str, **fields: Any) -> ListedJob:
@@ -104,7 +106,7 @@ async def open_service(
     """A clerk over a running daemon whose jobs need so many steps; it is instant 0 until time is let pass."""
     machine = ManualExecutor(steps)
     store = Store.open(folder / "store", Header("1", "fifo", cluster))
-    ledger, spans = JobAccounting(), AllocationHistory(cluster)
+    ledger, spans = JobAccounting(cluster), AllocationHistory(cluster)
     programs: dict[JobId, Program] = {}
     chronicle = EventLog(EventFeed(), CALENDAR.unix)
     observers = (store, ledger, spans, chronicle)
@@ -123,17 +125,19 @@ async def open_service(
                 ledger.close(report)
         chronicle.hear(at, report)
 
-    daemon = DaemonLoop(scheduler, store, machine, machine, LoopHooks(accept=accept, take=take), commit=commit)
+    hooks = LoopHooks(on_submit=accept, on_report=take)
+    executors = ExecutorGroup({LOCAL: machine})
+    daemon = DaemonLoop(scheduler, store, executors, machine, hooks, LoopOptions(commit=commit))
     names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
-    premises = ReadModel(
-        daemon=daemon,
+    read_model = ReadModel(
+        loop=daemon,
         scheduler=scheduler,
-        ledger=ledger,
+        accounting=ledger,
         estimates=DeclaredEstimator(),
-        spans=spans,
-        chronicle=chronicle,
+        allocations=spans,
+        events=chronicle,
         programs=programs,
-        total=lambda job: None,
+        total_steps=lambda job: None,
         state=folder,
         names=names,
         calendar=CALENDAR,
@@ -141,5 +145,5 @@ async def open_service(
         version="1",
         policy=lambda: scheduler.policy_text or "fifo",
     )
-    async with at_work(premises, store):
-        yield ServiceRig(SchedulerService(premises, notes, allowances), machine, daemon, premises)
+    async with at_work(read_model, store):
+        yield ServiceRig(SchedulerService(read_model, notes, allowances), machine, daemon, read_model)

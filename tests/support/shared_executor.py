@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from carpool.backends.local import ExecutorPort
+from carpool.backends.ports import ExecutorPort
 from carpool.core.messages import Order
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
@@ -21,6 +21,32 @@ class SharedExecutor:
         self._link = link
         self._hearing: asyncio.Task[Report] | None = None
         self._over = asyncio.Event()
+
+    @property
+    def life(self) -> int:
+        """As it is."""
+        return self._link.life
+
+    @property
+    def heard(self) -> int:
+        """As it is."""
+        return self._link.heard
+
+    def forget(self, job: JobId) -> None:
+        """As it is."""
+        self._link.forget(job)
+
+    def acknowledge(self, number: int) -> None:
+        """As it is."""
+        self._link.acknowledge(number)
+
+    def proceed(self) -> None:
+        """As it is."""
+        self._link.proceed()
+
+    async def leave(self) -> None:
+        """Give it back."""
+        self._over.set()
 
     async def lend(self, devices: Sequence[LocalDevice], state: Path) -> SharedExecutor:
         """To the next run, in place of an executor of its own."""

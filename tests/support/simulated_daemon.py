@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from carpool.backends.executor_group import ExecutorGroup
 from carpool.backends.job_accounting import JobAccounting
+from carpool.backends.ports import LOCAL
 from carpool.core.estimates import Estimator
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, Order, ProgressReported, Record, Woke
@@ -26,7 +28,7 @@ from carpool.jobs.program import Program
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Facts, Gone, Report
-from carpool.service.daemon.loop import DaemonLoop, LoopHooks
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions, commit_inline
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
@@ -219,7 +221,7 @@ async def open_simulated_daemon(
     machine = SimulatedExecutor(cluster, world, speed=speed, report_every_s=report_every_s)
     machine.arrive(arrivals)
     calendar = TimeBase(time.time() - live_from)
-    ledger, spans, papers, present = JobAccounting(), AllocationHistory(cluster), Papers(folder), Present()
+    ledger, spans, papers, present = JobAccounting(cluster), AllocationHistory(cluster), Papers(folder), Present()
     chronicle = EventLog(EventFeed(), calendar.unix)
     estimates = world.estimator()
     observers = (ledger, spans, chronicle, machine, present)
@@ -234,17 +236,18 @@ async def open_simulated_daemon(
 
     store = present.store = Store.open(folder / "store", Header("1", name, cluster))
     programs = {spec.id: Program(entry=f"trainings/{spec.model or 'training'}.py:main") for _, spec in arrivals}
-    daemon = DaemonLoop(scheduler, store, machine, machine, LoopHooks(take=take), programs=programs, commit=_at_once)
+    executors, options = ExecutorGroup({LOCAL: machine}), LoopOptions(commit=commit_inline)
+    daemon = DaemonLoop(scheduler, store, executors, machine, LoopHooks(on_report=take), options, programs=programs)
     names = {device: f"{node.name}:{device - node.devices.start}" for node in cluster.nodes for device in node.devices}
     premises = ReadModel(
-        daemon=daemon,
+        loop=daemon,
         scheduler=scheduler,
-        ledger=ledger,
+        accounting=ledger,
         estimates=estimates,
-        spans=spans,
-        chronicle=chronicle,
+        allocations=spans,
+        events=chronicle,
         programs=programs,
-        total=lambda job: ledger.accounts[job].spec.work,
+        total_steps=lambda job: ledger.accounts[job].spec.work,
         state=folder,
         names=names,
         calendar=calendar,
@@ -265,10 +268,6 @@ class Present:
         """Pass a record on."""
         if self.store is not None:
             self.store.record(record)
-
-
-async def _at_once(write: Callable[[], None]) -> None:
-    write()
 
 
 def _or_never(at: float | None) -> float:

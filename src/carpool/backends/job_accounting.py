@@ -19,13 +19,15 @@ from carpool.core.messages import (
     JobResumed,
     JobSubmitted,
     LimitsChanged,
+    NodeJoined,
     NodeLost,
     ProgressReported,
     Record,
     ReleaseApplied,
     WeightChanged,
 )
-from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
+from carpool.core.model import Allocation, Job, JobId, JobSpec, NodeId, Phase
+from carpool.core.topology import Cluster
 from carpool.runtime.executor.reports import Outcome, Report, Sized, Told
 
 
@@ -81,8 +83,9 @@ class JobAccount:
 class JobAccounting:
     """An observer of the scheduler with an account for every job, in order of submission."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.accounts: dict[JobId, JobAccount] = {}
+        self._cluster = cluster
         self.reason = ""  # of the newest decision
         self.at = 0.0
 
@@ -141,7 +144,9 @@ class JobAccounting:
         self.accounts[job.id] = found
 
     def _take(self, at: float, fact: Fact) -> None:
-        if getattr(fact, "job", None) not in self.accounts and not isinstance(fact, JobSubmitted | NodeLost):
+        if getattr(fact, "job", None) not in self.accounts and not isinstance(
+            fact, JobSubmitted | NodeJoined | NodeLost
+        ):
             return  # submitted before the journal begins
         match fact:
             case JobSubmitted(spec=spec):
@@ -177,10 +182,18 @@ class JobAccounting:
                 self.tell(at, job, "was resumed by its user")
             case JobCrashed(job=job):
                 self._take_off(at, self.accounts[job])
-            case NodeLost():
-                for account in self.accounts.values():
-                    if account.held is not None:
-                        self._take_off(at, account)
+            case NodeJoined(name=name, banks=banks):
+                if all(node.name != name for node in self._cluster.nodes):
+                    self._cluster = self._cluster.joined(name, banks)
+            case NodeLost(node=node):
+                self._lose_node(at, node)
+
+    def _lose_node(self, at: float, node: NodeId) -> None:
+        """Take off their devices all jobs that hold one of a lost node."""
+        lost = set(self._cluster.nodes[node].devices) if node < len(self._cluster.nodes) else set()
+        for account in self.accounts.values():
+            if account.held is not None and not lost.isdisjoint(account.held.devices()):
+                self._take_off(at, account)
 
     def _take_off(self, at: float, account: JobAccount) -> None:
         account.hold(at, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -13,6 +13,7 @@ from carpool.core.messages import JobCancelled, JobFailed, JobFinished, Progress
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Placement
+from carpool.jobs.devices import LocalDevice
 from carpool.predictors.links.estimator import Site, SiteRates
 from carpool.predictors.links.fabric import Groups
 from carpool.predictors.loss.curve import LossCurves, LossTarget
@@ -389,3 +390,8 @@ def colocation_check(scheduler: Scheduler) -> Callable[[Job], bool]:
         return any(not own.isdisjoint(allocation.devices()) for allocation in held if allocation is not None)
 
     return has_company
+
+
+def initial_speeds(devices: Sequence[LocalDevice]) -> dict[Kind, float]:
+    """A first guess of speeds: a device of two cores is twice as fast as one of one; GPUs are equal."""
+    return {Kind(device.kind): float(len(device.cores) or 1) for device in devices}

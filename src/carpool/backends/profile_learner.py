@@ -323,8 +323,8 @@ class ProfileLearner:
         self._stopwatch = StepTimeObserver(cluster)
         self._sized: dict[JobId, Sized] = {}
 
-    def go_on_with(self, jobs: Mapping[JobId, Job]) -> None:
-        """Follow these jobs from here on, which were submitted before anybody looked, and no others."""
+    def follow(self, jobs: Mapping[JobId, Job]) -> None:
+        """Follow these recovered jobs from here on, and no others."""
         self._sized = {job: sized for job, sized in self._sized.items() if job in jobs}
         for job in jobs.values():
             self._stopwatch.adopt(job)

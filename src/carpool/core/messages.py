@@ -1,8 +1,8 @@
-"""Scheduler messages: facts, orders and records, and the ports through which they pass."""
+"""Scheduler messages: facts, orders and records, and the observer of records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -292,34 +292,10 @@ class Record(NamedTuple):
     ignored: Sequence[Fact] = ()  # of a generation or a phase that no longer counts, or of a job that is over
 
 
-class Backend(Protocol):
-    """Carries orders out and answers with facts: at once where it can, later through its own channel where not."""
-
-    def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
-        """Start carrying out orders; facts that hold already at `at` are returned."""
-        ...
-
-
-class Clock(Protocol):
-    """Tells the time, in seconds from an origin of its own."""
-
-    def now(self) -> float:
-        """Seconds since the origin."""
-        ...
-
-
 @runtime_checkable
 class Observer(Protocol):
     """Follows the scheduler record by record: a journal, metrics, a recording."""
 
     def record(self, record: Record) -> None:
         """Take in one call of `Scheduler.handle`."""
-        ...
-
-
-class JournalStore(Observer, Protocol):
-    """Keeps records durably and gives them back in order."""
-
-    def records(self) -> Iterable[Record]:
-        """Every record kept, oldest first."""
         ...

@@ -107,16 +107,16 @@ class SchedulerService:
         check_fit(jobs, self._in.scheduler.cluster)
         body = fingerprint(jobs) if key else ""
         if key and (before := self._keys.granted(who.name, key, body)) is not None:
-            await self._in.daemon.settle()
+            await self._in.loop.flush()
             return before
         self._allowances.of(who.name).check(who.name, self._active(who.name), jobs)
         named = self.as_submitted(who, jobs)
         names = tuple(job.spec.id for job in named)
         if key:
-            granting = self._in.daemon.submit(named, {"user": who.name, "key": key, "body": body})
+            granting = self._in.loop.submit(named, {"user": who.name, "key": key, "body": body})
             await self._keys.keep(who.name, key, body, names, granting)
         else:
-            await self._in.daemon.submit(named)
+            await self._in.loop.submit(named)
         return names
 
     async def cancel(self, who: Principal, job: str) -> None:
@@ -135,12 +135,12 @@ class SchedulerService:
     async def wish_array(self, who: Principal, array: str, word: ArrayCommand) -> tuple[JobId, ...]:
         """Cancel, pause or resume all jobs of a sweep that can be, together; their names, in order of submission."""
         who.check_submits()
-        accounts = self._in.ledger.accounts.values()
+        accounts = self._in.accounting.accounts.values()
         members = [each.spec.id for each in accounts if each.spec.array == array and who.may_touch(each.spec.user)]
         if not array or not members:
             raise NotFound(f"there is no array {array!r}")
         wishes = array_commands(members, self._in.scheduler.jobs, word)
-        await self._in.daemon.wish(*wishes.values())
+        await self._in.loop.apply(*wishes.values())
         return tuple(reversed(wishes))
 
     async def reweigh(self, who: Principal, job: str, weight: float) -> None:
@@ -172,7 +172,7 @@ class SchedulerService:
         who.check_governs()
         scheduler = self._in.scheduler
         dry_run_policy(scheduler, self._in.estimates, max(self._in.now(), scheduler.at), text)
-        await self._in.daemon.wish(PolicyChanged(text))
+        await self._in.loop.apply(PolicyChanged(text))
 
     async def _wish(self, who: Principal, fact: _Wish, what: str, *, unless: Collection[Phase] = ()) -> None:
         account = self._account(who, fact.job)
@@ -182,7 +182,7 @@ class SchedulerService:
         phase = self._phase(account)
         if phase.is_over or phase in unless:
             raise Conflict(f"job {fact.job!r} is {phase}, so it cannot {what}")
-        await self._in.daemon.wish(fact)
+        await self._in.loop.apply(fact)
 
     def as_submitted(self, who: Principal, jobs: Sequence[ListedJob]) -> list[ListedJob]:
         """Jobs as they would be accepted: with names that are free, their owner, and what they count for."""
@@ -206,7 +206,7 @@ class SchedulerService:
         limit: int = 100,
     ) -> JobPage:
         """Jobs that match, in order of submission."""
-        accounts = self._in.ledger.accounts
+        accounts = self._in.accounting.accounts
         found: Collection[JobAccount] = accounts.values()
         if not who.may_see(user):  # without a name: everybody's
             user = user or who.name
@@ -268,7 +268,7 @@ class SchedulerService:
 
     def timeline(self, who: Principal, since: float, until: float, job: str = "") -> list[SpanView]:
         """Who held which device between two instants, in Unix time; with a job, only what that one held."""
-        calendar, ledger = self._in.calendar, self._in.ledger
+        calendar, ledger = self._in.calendar, self._in.accounting
         return [
             SpanView(
                 span.device,
@@ -277,14 +277,14 @@ class SchedulerService:
                 calendar.unix(span.since),
                 None if span.until is None else calendar.unix(span.until),
             )
-            for span in self._in.spans.between(calendar.instant(since), calendar.instant(until))
+            for span in self._in.allocations.between(calendar.instant(since), calendar.instant(until))
             if not job or span.job == job
         ]
 
     def decisions(self, who: Principal, *, before: int | None = None, limit: int = 100) -> list[DecisionView]:
         """The newest plans that changed something, newest first."""
-        owner, told, found = self._in.ledger.owner, self._told(who), []
-        decided = reversed(self._in.chronicle.decisions)
+        owner, told, found = self._in.accounting.owner, self._told(who), []
+        decided = reversed(self._in.events.decisions)
         for decision in islice((each for each in decided if before is None or each.number < before), limit):
             visible = {change.job for change in decision.planned.changes if who.may_see(owner(change.job))}
             lines = change_views(decision.planned, self._in.names, visible)
@@ -325,7 +325,7 @@ class SchedulerService:
     def summary(self, who: Principal) -> SummaryView:
         """The whole in a few figures."""
         devices = self.devices(who)
-        accounts = self._in.ledger.accounts.values()
+        accounts = self._in.accounting.accounts.values()
         phases = Counter(self._phase(account) for account in accounts if who.may_see(account.spec.user))
         return SummaryView(
             self.now(),
@@ -348,7 +348,7 @@ class SchedulerService:
     async def news(self, who: Principal, after: int | None = None) -> AsyncGenerator[list[Event], None]:
         """The same, as many events at once as there are."""
         sees_all = who.may_see("")
-        async with aclosing(self._in.chronicle.feed.batches(after)) as batches:
+        async with aclosing(self._in.events.feed.batches(after)) as batches:
             async for batch in batches:
                 seen = [event for event in batch if not event.job or who.may_see(event.owner)]
                 yield (
@@ -361,15 +361,15 @@ class SchedulerService:
         """What only counts, and is nobody's secret."""
         jobs = self._in.scheduler.jobs.values()
         return ServiceCounters(
-            self._in.chronicle.count,
-            self._in.chronicle.feed.count,
-            self._in.chronicle.feed.listeners,
-            sum(self._in.ledger.accounts[job.id].rate for job in jobs if job.desired is not None),
+            self._in.events.count,
+            self._in.events.feed.count,
+            self._in.events.feed.listeners,
+            sum(self._in.accounting.accounts[job.id].rate for job in jobs if job.desired is not None),
         )
 
     # --------------------------------------------------------------------------------------------------------- inside
     def _account(self, who: Principal, job: str) -> JobAccount:
-        account = self._in.ledger.accounts.get(JobId(job))
+        account = self._in.accounting.accounts.get(JobId(job))
         if account is None or not who.may_see(account.spec.user):
             raise NotFound(f"there is no job {job!r}")
         return account
@@ -383,7 +383,7 @@ class SchedulerService:
         """What somebody is told of a policy's reasons: nothing about jobs that are not theirs to see."""
         if who.may_see(""):
             return str
-        has_seen, owner = self._in.scheduler.has_seen, self._in.ledger.owner
+        has_seen, owner = self._in.scheduler.has_seen, self._in.accounting.owner
 
         def is_hidden(job: JobId) -> bool:
             return has_seen(job) and not who.may_see(owner(job))
@@ -401,6 +401,6 @@ class SchedulerService:
             calendar=self._in.calendar,
             names=self._in.names,
             what=describe_program(self._in.programs.get(name)),
-            total=self._in.total(name),
+            total=self._in.total_steps(name),
             ends_in=None if job is None else expected_end(job, at, self._in.estimates),
         )

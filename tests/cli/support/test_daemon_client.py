@@ -36,7 +36,7 @@ def job_file(served: Served, *names: str, more: str = "") -> str:
 
 
 def write_log(served: Served, job: str, text: str) -> None:
-    folder = JobFolder(served.reception.office.premises.state, job).path
+    folder = JobFolder(served.reception.office.read_model.state, job).path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log").write_text(text, encoding="utf-8")
 
@@ -139,7 +139,7 @@ def test_ps_shows_priorities_and_deadlines_where_there_are_some(
 
 def test_ps_and_top_show_processes_that_are_no_jobs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     seen = OutsidersSeen(DeviceId(1), (ForeignProcess(4123, "ben", "python", 3 << 30),))
-    served.do(served.reception.office.daemon.wish(seen))
+    served.do(served.reception.office.loop.apply(seen))
     run(["submit", "-d", job_file(served, "a", "b")])
     capsys.readouterr()
     lines = printed(capsys, "ps").splitlines()
@@ -159,7 +159,7 @@ def submitted_and_watched(
     codes: list[int] = []
     watching = Thread(target=lambda: codes.append(run(["submit", *words])))
     watching.start()
-    feed = served.reception.office.premises.chronicle.feed
+    feed = served.reception.office.read_model.events.feed
 
     async def happen() -> None:
         async for event in feed.listen(0):
@@ -224,7 +224,7 @@ def test_logs_are_printed_and_followed(served: Served, capsys: pytest.CaptureFix
 def test_stories_reasons_and_files_come_from_the_daemon_where_it_has_the_job(
     served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CARPOOL_STATE", str(served.reception.office.premises.state))
+    monkeypatch.setenv("CARPOOL_STATE", str(served.reception.office.read_model.state))
     monkeypatch.chdir(tmp_path)
     run(["submit", "-d", job_file(served, "a")])
     write_log(served, "a", "one\n")

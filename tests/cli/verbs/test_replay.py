@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local_run import LocalRun, RunRequest
 from carpool.backends.profile_library import ProfileLibrary
 from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder
 from carpool.cli.main import run
@@ -15,8 +14,8 @@ from carpool.core.model import JobId, JobSpec
 from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
-from carpool.policies.registry import parse_policy
 from carpool.predictors.profiles.profile import read_profile
+from carpool.service.daemon.batch_run import BatchRun, RunRequest
 from tests.support.fake_executor import FakeExecutor
 
 TWO = tuple(parse_devices("cpu:2x2", cores=(0, 1, 2, 3), gpus=()))  # twice as fast as one core, where nothing is known
@@ -35,8 +34,7 @@ def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fa
         for job, steps in STEPS.items()
     )
     folder = RunFolder(root / ".carpool" / "runs" / name)
-    asked = RunRequest(name, jobs, TWO, parse_policy(policy), policy, "0")
-    begun = LocalRun(asked, folder, profiles=ProfileLibrary(root / ".carpool").beliefs(jobs))
+    request = RunRequest(name, jobs, TWO, policy, "0", profiles=ProfileLibrary(root / ".carpool").beliefs(jobs))
     machine = FakeExecutor(STEPS, fails=fails, batch=(8, 80))
     for at in range(1, 50):
         machine.at(float(at), machine.report_progress)
@@ -44,7 +42,9 @@ def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fa
     async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
         return machine
 
-    asyncio.run(begun.go(start, machine))
+    begun = BatchRun.open(request, folder, start, lambda at, begun_at: machine)
+    asyncio.run(begun.run())
+    begun.close()
     return folder
 
 

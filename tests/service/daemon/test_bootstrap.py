@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import DurableExecutorPort
+from carpool.backends.ports import LOCAL, ExecutorPort
 from carpool.core.errors import InputError
 from carpool.core.messages import Fact, JobResumed, NodeLost, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, Kind
@@ -71,7 +71,9 @@ def test_killed_and_started_again_all_jobs_end_once_and_no_step_is_made_twice(
     jobs = [JobId(f"job-{number}") for number in range(3)]
     check_journal(entries, jobs)
     assert max(entry.mark.epoch for entry in entries) == 3
-    assert len({entry.mark.life for entry in entries if entry.mark.life}) == 1, "one executor outlived all daemons"
+    assert len({entry.mark.of(LOCAL).life for entry in entries if entry.mark.of(LOCAL).life}) == 1, (
+        "one executor outlived all daemons"
+    )
     found = outcomes(entries)
     for number, job in enumerate(jobs):
         training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
@@ -99,7 +101,7 @@ async def opened(
     """A daemon at work, which is stopped in the end."""
     options = ExecutorOptions(mirror_s=0.2, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
     house = DaemonInstance.open(
-        DaemonOptions(folder, tuple(parse_devices(devices)), "1", policy, "fifo", options, checkpoint_days=days)
+        DaemonOptions(folder, tuple(parse_devices(devices)), "1", policy, "fifo", options=options, checkpoint_days=days)
     )
     try:
         await house.start()
@@ -116,17 +118,17 @@ async def opened(
 async def until(house: DaemonInstance, found: Callable[[], bool]) -> None:
     """Follow the feed until something holds."""
     async with asyncio.timeout(PATIENCE_S):
-        async for _ in house.followers.chronicle.feed.listen(0):
+        async for _ in house.observers.events.feed.listen(0):
             if found():
                 return
 
 
 def steps(house: DaemonInstance, job: str) -> float:
-    return house.followers.ledger.accounts[JobId(job)].done
+    return house.observers.accounting.accounts[JobId(job)].done
 
 
 def lives(state: Path) -> list[int]:
-    found = [entry.mark.life for entry in read(state) if entry.mark.life]
+    found = [entry.mark.of(LOCAL).life for entry in read(state) if entry.mark.of(LOCAL).life]
     return list(dict.fromkeys(found))
 
 
@@ -137,28 +139,28 @@ def test_executors_that_die_handovers_and_other_devices_change_no_weight(tmp_pat
 
     async def first() -> None:
         async with opened(state, leave_running=True) as house:
-            with pytest.raises(InputError, match="another daemon is going on in it"):
-                DaemonInstance.open(house.setup)
-            await house.daemon.submit(jobs)
+            with pytest.raises(InputError, match="another daemon uses"):
+                DaemonInstance.open(house.options)
+            await house.loop.submit(jobs)
             await until(house, lambda: steps(house, "job-0") >= 2)
             os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
-            await house.daemon.wish(WeightChanged(JobId("job-2"), 3.0))
-            life = house.store.mark.life
-            await until(house, lambda: house.store.mark.life > life and steps(house, "job-0") >= 2)
+            await house.loop.apply(WeightChanged(JobId("job-2"), 3.0))
+            life = house.store.mark.of(LOCAL).life
+            await until(house, lambda: house.store.mark.of(LOCAL).life > life and steps(house, "job-0") >= 2)
 
     async def second() -> None:
         async with opened(state, leave_running=True, policy=f"{mine}:Mine") as house:
-            clerk = SchedulerService(house.premises, house.recovered.notes)
-            assert house.told == []
+            clerk = SchedulerService(house.read_model, house.recovered.notes)
+            assert house.notices == []
             assert clerk.job(ADMIN, "job-2").weight == 3.0
             assert clerk.summary(ADMIN).policy == f"{mine}:Mine"
 
     async def third() -> None:
         async with opened(state, devices="cpu:1") as house:
-            assert [words.split(" ")[:2] for words in house.told] == [["The", "policy"], ["The", "executor"]]
+            assert [words.split(" ")[:2] for words in house.notices] == [["The", "policy"], ["The", "executor"]]
             assert (house.policy_text, len(house.names)) == ("fifo", 1)
             await until(house, lambda: not house.scheduler.jobs)
-            assert [view.what for view in SchedulerService(house.premises).jobs(ADMIN).jobs] == ["jobs.py:tiny"] * 3
+            assert [view.what for view in SchedulerService(house.read_model).jobs(ADMIN).jobs] == ["jobs.py:tiny"] * 3
 
     asyncio.run(first())
     assert len(lives(state)) == 2, "one was killed, another took its place"
@@ -199,16 +201,16 @@ def test_a_policy_that_fails_ends_no_daemon_and_decides_for_none_that_comes_afte
 
     async def first() -> None:
         async with opened(state, leave_running=True, policy=f"{mine}:Mine") as house:
-            await house.daemon.submit(jobs[:1])
+            await house.loop.submit(jobs[:1])
             await until(house, lambda: steps(house, "job-0") >= 2)
             assert house.policy_text == f"{mine}:Mine"
-            await house.daemon.submit(jobs[1:])
+            await house.loop.submit(jobs[1:])
             assert (house.policy_text, house.scheduler.policy_fault) == ("fifo", fault)
             await until(house, lambda: steps(house, "job-1") >= 2)
 
     async def second() -> None:
         async with opened(state) as house:
-            assert house.told == []
+            assert house.notices == []
             assert (house.policy_text, house.scheduler.policy_fault) == ("fifo", fault)
             await until(house, lambda: not house.scheduler.jobs)
 
@@ -230,16 +232,16 @@ def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted
 
     async def play() -> None:
         async with opened(state, leave_running=True) as house:
-            await house.daemon.submit(jobs)
+            await house.loop.submit(jobs)
             await until(house, lambda: steps(house, "job-0") >= 2)
         await ExecutorSocket(state / "executor").evict()
-        died = DaemonInstance.open(house.setup)
+        died = DaemonInstance.open(house.options)
         try:
-            await (await died._started()).leave()  # it comes so far, and no further
+            await (await died._start_executor()).leave()  # it comes so far, and no further
         finally:
             died.close()
         async with opened(state) as house:
-            assert house.told == []
+            assert house.notices == []
             await until(house, lambda: not house.scheduler.jobs)
 
     asyncio.run(play())
@@ -247,7 +249,9 @@ def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted
     entries = read(state)
     check_journal(entries, [spec.id for spec, _ in jobs])
     losses = [number for number, entry in enumerate(entries) if any(map(_is_loss, entry.record.facts))]
-    assert [entries[number].mark.life > entries[number - 1].mark.life for number in losses] == [True]
+    assert [entries[number].mark.of(LOCAL).life > entries[number - 1].mark.of(LOCAL).life for number in losses] == [
+        True
+    ]
 
 
 def _is_loss(fact: object) -> bool:
@@ -260,18 +264,18 @@ def test_what_was_learned_of_a_training_is_known_to_the_next_daemon(tmp_path: Pa
 
     async def first() -> None:
         async with opened(state) as house:
-            await house.daemon.submit([job])
+            await house.loop.submit([job])
             await until(house, lambda: not house.scheduler.jobs)
 
     asyncio.run(first())
     again = ListedJob(replace(job.spec, id=JobId("again")), job.program)
     house = DaemonInstance.open(DaemonOptions(state, tuple(parse_devices("cpu:2")), "1", "", "fifo"))
     try:
-        house._knowledge.introduce([again])
-        believed = house.followers.live.first_belief(again.spec, one)
+        house._profiles.introduce([again])
+        believed = house.observers.estimator.first_belief(again.spec, one)
         assert believed.basis.startswith("measured")
         assert believed.rate.mean < 100.0, "a step sleeps for a hundredth of a second"
-        assert house.followers.live.total(again.spec.id) == 60.0
+        assert house.observers.estimator.total(again.spec.id) == 60.0
     finally:
         house.close()
 
@@ -282,22 +286,23 @@ def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None
 
     async def play() -> None:
         async with opened(state) as house:
-            await house.daemon.submit(jobs[:1])
+            await house.loop.submit(jobs[:1])
             await until(house, lambda: steps(house, "job-0") >= 2)
             is_renewing, may_end = asyncio.Event(), threading.Event()
-            add, renew = house.store._database.add, house.daemon._host.renew
+            database, renew = house.store._opened().database, house.loop._hooks.renew
+            add = database.add
             assert renew is not None
 
             def add_slowly(lines: Iterable[LogLine]) -> None:
                 add(_held_back(lines, may_end))
 
-            async def renew_and_tell(reason: str) -> tuple[DurableExecutorPort, Sequence[Fact]]:
+            async def renew_and_tell(name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
                 is_renewing.set()
-                return await renew(reason)
+                return await renew(name, reason)
 
-            house.store._database.add = add_slowly  # type: ignore[method-assign]
-            house.daemon._host = replace(house.daemon._host, renew=renew_and_tell)
-            submitting = asyncio.create_task(house.daemon.submit(jobs[1:]))
+            database.add = add_slowly  # type: ignore[method-assign]
+            house.loop._hooks = replace(house.loop._hooks, renew=renew_and_tell)
+            submitting = asyncio.create_task(house.loop.submit(jobs[1:]))
             os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
             try:
                 await is_renewing.wait()
@@ -322,8 +327,8 @@ def test_who_listens_across_a_restart_is_told_what_was_missed_and_then_hears_on(
     async def life(after: int | None) -> int:
         house = DaemonInstance.open(setup)
         try:
-            assert (await house._claim()).silence_s, "an executor that hangs is noticed"
-            feed = house.followers.chronicle.feed
+            await house._claims().next_durable()
+            feed = house.observers.events.feed
             for _ in range(3 if after is None else 1):
                 feed.add(0.0, "told", "a")
             if after is not None:
@@ -355,16 +360,16 @@ def test_after_a_restart_behind_a_trimmed_journal_people_are_answered_as_before(
 
     async def play() -> None:
         async with opened(state, leave_running=True) as house:
-            clerk = SchedulerService(house.premises)
+            clerk = SchedulerService(house.read_model)
             await clerk.submit(ADA, jobs)
             await clerk.pause(ADA, "short")
             await clerk.resume(ADA, "short")
             await clerk.cancel(ADA, "short")
-        with closing(Store.open(state, DaemonInstance.header(house.setup))) as store:
+        with closing(Store.open(state, DaemonInstance.header(house.options))) as store:
             store.forget_before(_resumed_in(store))
         short, long = (_with_old_checkpoints(state, spec.id) for spec, _ in jobs)
         async with opened(state, days=1.0) as house:
-            clerk, feed = SchedulerService(house.premises, house.recovered.notes), house.followers.chronicle.feed
+            clerk, feed = SchedulerService(house.read_model, house.recovered.notes), house.observers.events.feed
             assert [[line.job for line in decision.changes] for decision in clerk.decisions(ADMIN)] == [["short"]]
             assert [line.job for line in clerk.decisions(ADA)[0].changes] == [""], "whose it was is forgotten"
             assert [span.job for span in clerk.timeline(ADA, 0.0, 2e10)] == ["", "long"]

@@ -4,11 +4,13 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import ExecutorGone
+from carpool.backends.executor_group import ExecutorGroup
+from carpool.backends.ports import LOCAL, ExecutorGone
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Assign, Fact, JobCancelled, JobFinished, JobPaused, JobResumed, NodeJoined, NodeLost
@@ -19,7 +21,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.runtime.executor.reports import Facts, Outcome, Told
-from carpool.service.daemon.loop import CommitFailed, DaemonLoop, LoopHooks
+from carpool.service.daemon.loop import Commit, CommitFailed, DaemonLoop, LoopHooks, LoopOptions, commit_inline
 from carpool.service.store.store import Store
 from tests.support.fake_executor import FakeExecutor
 
@@ -30,9 +32,15 @@ def listed(name: str) -> ListedJob:
     return ListedJob(JobSpec(JobId(name)), Program(entry="digits.py:mlp", args={"name": name}))
 
 
-async def inline(commit: Callable[[], None]) -> None:
-    """Virtual time does not wait for threads."""
-    commit()
+def make_loop(scheduler: Scheduler, store: Store, machine: FakeExecutor, hooks: LoopHooks | None = None) -> DaemonLoop:
+    """A loop that commits inline: virtual time does not wait for threads."""
+    return DaemonLoop(
+        scheduler, store, ExecutorGroup({LOCAL: machine}), machine, hooks, LoopOptions(commit=commit_inline)
+    )
+
+
+def commit_with(daemon: DaemonLoop, commit: Commit) -> None:
+    daemon._options = replace(daemon._options, commit=commit)
 
 
 class House:
@@ -45,7 +53,7 @@ class House:
     def opened(self, machine: FakeExecutor) -> tuple[DaemonLoop, Store, Scheduler]:
         store = self._stack.enter_context(closing(Store.open(self._folder, HEADER)))
         scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store,))
-        return DaemonLoop(scheduler, store, machine, machine, commit=inline), store, scheduler
+        return make_loop(scheduler, store, machine), store, scheduler
 
 
 @pytest.fixture
@@ -72,17 +80,11 @@ def test_jobs_are_shown_before_anything_is_decided_about_them(tmp_path: Path) ->
         with closing(Store.open(tmp_path, HEADER)) as store:
             scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store,))
             there: list[int] = []
-            daemon = DaemonLoop(
-                scheduler,
-                store,
-                machine,
-                machine,
-                LoopHooks(
-                    expect=lambda jobs: there.append(len(scheduler.jobs)),
-                    accept=lambda jobs: there.append(len(scheduler.jobs)),
-                ),
-                commit=inline,
+            hooks = LoopHooks(
+                before_submit=lambda jobs: there.append(len(scheduler.jobs)),
+                on_submit=lambda jobs: there.append(len(scheduler.jobs)),
             )
+            daemon = make_loop(scheduler, store, machine, hooks)
             when_idle(machine, daemon, scheduler)
             running = asyncio.create_task(daemon.run())
             await daemon.submit([listed("a")])
@@ -105,7 +107,7 @@ def test_jobs_are_accepted_run_and_kept(house: House) -> None:
         assert machine.introduced == {"a": False}, "b waits, and costs the executor nothing"
         await running
         assert (scheduler.outcome(JobId("a")), scheduler.outcome(JobId("b"))) == (Phase.FINISHED, Phase.FINISHED)
-        assert machine.stopped == [True]
+        assert machine.stopped == [False], "no job is left to checkpoint"
         assert len(list(store.entries())) > 4
 
     asyncio.run(main())
@@ -123,7 +125,7 @@ def test_orders_wait_for_the_disk(house: House) -> None:
             committed.append(1)
 
         daemon, _, scheduler = house.opened(machine)
-        daemon._run_commit = watched
+        commit_with(daemon, watched)
         when_idle(machine, daemon, scheduler)
         running = asyncio.create_task(daemon.run())
         await daemon.submit([listed("a")])
@@ -144,10 +146,10 @@ def test_who_goes_away_takes_no_answer_from_others(house: House) -> None:
             commit()
 
         daemon, _, scheduler = house.opened(machine)
-        daemon._run_commit = slow
+        commit_with(daemon, slow)
         running = asyncio.create_task(daemon.run())
         asked = [asyncio.create_task(daemon.submit([listed(name)])) for name in "ab"]
-        settling = asyncio.create_task(daemon.settle())
+        settling = asyncio.create_task(daemon.flush())
         await asyncio.sleep(0)
         settling.cancel()
         asked[0].cancel()
@@ -185,7 +187,7 @@ def test_wishes_are_durable_when_they_are_answered(house: House) -> None:
         running = asyncio.create_task(daemon.run())
         await daemon.submit([listed("a"), listed("b")])
         for wish in (JobPaused(JobId("a")), JobResumed(JobId("a")), JobCancelled(JobId("a"))):
-            await daemon.wish(wish)
+            await daemon.apply(wish)
             assert wish in [fact for entry in store.entries() for fact in entry.record.facts]
         when_idle(machine, daemon, scheduler)
         await running
@@ -203,7 +205,7 @@ def test_what_cannot_be_kept_is_refused_and_the_daemon_ends(house: House) -> Non
         async def full(commit: Callable[[], None]) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
-        daemon._run_commit = full
+        commit_with(daemon, full)
         running = asyncio.create_task(daemon.run())
         with pytest.raises(CommitFailed, match="database or disk is full"):
             await daemon.submit([listed("a")])
@@ -227,7 +229,7 @@ def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> N
         running = asyncio.create_task(daemon.run())
         await daemon.submit([listed("a"), listed("b"), listed("c")])
         if balanced:
-            daemon.keep_balance()
+            daemon.store_snapshot()
         with pytest.raises(ExecutorGone):
             await running
 
@@ -236,10 +238,10 @@ def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> N
         daemon, store, scheduler = house.opened(machine)
         after = 0
         programs: dict[str, Program] = {}
-        if store.balance is not None:
-            scheduler.reopen(store.balance.balance)
-            after = store.balance.number
-            programs = {job: Program(**detail["program"]) for job, detail in store.balance.details.items()}
+        if store.snapshot is not None:
+            scheduler.reopen(store.snapshot.state)
+            after = store.snapshot.number
+            programs = {job: Program(**detail["program"]) for job, detail in store.snapshot.details.items()}
         assert (after > 0) == balanced
         entries = list(store.entries(after))
         scheduler.recover([entry.record for entry in entries])
@@ -268,16 +270,16 @@ def test_reports_are_acknowledged_when_they_are_kept_and_ended_jobs_are_let_go(h
         async def watched(commit: Callable[[], None]) -> None:
             assert machine.acknowledged <= (kept[-1] if kept else 0), "acknowledged before it was on the disk"
             commit()
-            kept.append(max((entry.mark.heard for entry in store.entries()), default=0))
+            kept.append(max((entry.mark.of(LOCAL).heard for entry in store.entries()), default=0))
 
-        daemon._run_commit = watched
+        commit_with(daemon, watched)
         when_idle(machine, daemon, scheduler)
         running = asyncio.create_task(daemon.run())
         await daemon.submit([listed("a"), listed("b")])
         await running
         assert machine.forgotten == ["a", "b"]
         assert machine.acknowledged == kept[-1] == machine.heard - 1, "all but the last word, that it is gone"
-        noted = [note.report["report"] for entry in store.entries() for note in entry.notes]
+        noted = [note.report["report"] for entry in store.entries() for note in entry.reports]
         assert noted == ["Sized", "Outcome", "Sized", "Outcome"]
 
     asyncio.run(main())
@@ -294,7 +296,7 @@ def test_what_no_record_follows_is_kept_too(house: House) -> None:
         await running
         daemon.tell(JobId("a"), "and something else")
         await daemon._commit_once()
-        told = [note.report.get("words") for entry in store.entries() for note in entry.notes]
+        told = [note.report.get("words") for entry in store.entries() for note in entry.reports]
         assert told == [None, "something", "and something else"]
 
     asyncio.run(main())
@@ -309,7 +311,7 @@ def test_how_a_job_ended_is_kept_with_the_fact_that_it_did_or_not_at_all(house: 
         job = JobId("a")
 
         def kinds() -> list[str]:
-            return [note.report["report"] for entry in store.entries() for note in entry.notes]
+            return [note.report["report"] for entry in store.entries() for note in entry.reports]
 
         def look() -> None:
             before.extend(kinds())
@@ -334,14 +336,14 @@ def test_an_executor_that_dies_is_replaced_and_its_jobs_go_on(house: House) -> N
         second = FakeExecutor({"a": 10, "b": 5}, start=6.0, kept=kept)
         second.life = 2
 
-        async def renew(reason: str) -> tuple[FakeExecutor, list[Fact]]:
-            assert reason == "killed by signal 9"
+        async def renew(name: str, reason: str) -> tuple[FakeExecutor, list[Fact]]:
+            assert (name, reason) == (LOCAL, "killed by signal 9")
             machine.wait = second.wait  # type: ignore[method-assign]
             machine.now = second.now  # type: ignore[method-assign]
             return second, [NodeLost(NodeId(0)), NodeJoined("n0")]
 
         daemon, store, scheduler = house.opened(machine)
-        daemon._host = LoopHooks(renew=renew)
+        daemon._hooks = LoopHooks(renew=renew)
         machine.at(4.0, machine.report_progress)
         machine.at(5.0, machine.die)
         when_idle(second, daemon, scheduler)
@@ -352,7 +354,7 @@ def test_an_executor_that_dies_is_replaced_and_its_jobs_go_on(house: House) -> N
         assert second.proceeds == 1
         assert scheduler.outcome(JobId("a")) is Phase.FINISHED
         assert second.now() == 16.0, "the four steps that were reported were not done again; then it idles"
-        lives = [entry.mark.life for entry in store.entries()]
+        lives = [entry.mark.of(LOCAL).life for entry in store.entries()]
         assert lives == sorted(lives)
         assert set(lives) == {0, 1, 2}
 
@@ -368,7 +370,7 @@ def test_left_running_the_executor_is_not_stopped(house: House) -> None:
         await daemon.submit([listed("a")])
         await running
         assert (machine.stopped, machine.is_left) == ([], True)
-        assert store.mark.heard == machine.heard
+        assert store.mark.of(LOCAL).heard == machine.heard
 
     asyncio.run(main())
 
@@ -377,18 +379,18 @@ def test_records_that_a_balance_stands_for_are_dropped_in_time(house: House) -> 
     async def main() -> None:
         machine = FakeExecutor({f"j{number}": 1 for number in range(12)})
         daemon, store, scheduler = house.opened(machine)
-        daemon._retain = 8
+        daemon._options = replace(daemon._options, retain=8)
         when_idle(machine, daemon, scheduler)
         running = asyncio.create_task(daemon.run())
         await daemon.submit([listed(f"j{number}") for number in range(12)])
         await running
         before = [entry.number for entry in store.entries()]
         assert len(before) > 10
-        daemon.keep_balance()
+        daemon.store_snapshot()
         assert [entry.number for entry in store.entries()] == before[-8:]
         _, again, recovered = house.opened(machine)
-        assert again.balance is not None
-        recovered.reopen(again.balance.balance)
-        assert recovered.outcome(JobId("j0")) is Phase.FINISHED, "how jobs ended is in the balance"
+        assert again.snapshot is not None
+        recovered.reopen(again.snapshot.state)
+        assert recovered.outcome(JobId("j0")) is Phase.FINISHED, "how jobs ended is in the snapshot"
 
     asyncio.run(main())

@@ -19,7 +19,7 @@ class Watch:
         return breath.after(began)
 
     def breath(self) -> PlanningBudget:
-        return PlanningBudget(lambda: self.now, lambda: self.computed)
+        return PlanningBudget(0.2, lambda: self.now, lambda: self.computed)
 
 
 @pytest.mark.parametrize("took_s", [0.004, 0.03, 0.4])

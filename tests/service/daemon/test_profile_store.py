@@ -14,7 +14,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.predictors.profiles.profile import Measurement, Profile
 from carpool.runtime.executor.reports import Sized
-from carpool.service.daemon.profile_store import PROFILE_FOLDER, ProfileStore
+from carpool.service.daemon.profile_store import PROFILE_FOLDER, ProfileStore, SharedProfiles
 
 A, B = JobId("a"), JobId("b")
 CLUSTER = Cluster.build([(1, 2, "cpu1")])
@@ -36,7 +36,7 @@ class Days:
 
     def begin(self) -> None:
         self.live, self.lessons = OnlineEstimator(CLUSTER), ProfileLearner(CLUSTER, "1")
-        self.knowledge = ProfileStore(self.state, self.lessons, self.live)
+        self.knowledge = ProfileStore(SharedProfiles(self.state), self.lessons, self.live)
 
     def train(self, job: JobId, program: Program, step_s: float) -> None:
         self.knowledge.introduce([ListedJob(JobSpec(job), program)])

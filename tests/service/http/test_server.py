@@ -66,7 +66,7 @@ def until_cut(line: socket.socket) -> None:
 
 
 def test_who_takes_nothing_is_let_go(served: Served) -> None:
-    feed = served.reception.office.premises.chronicle.feed
+    feed = served.reception.office.read_model.events.feed
 
     async def talk() -> None:
         for _ in range(2000):
@@ -88,7 +88,7 @@ def test_who_takes_nothing_is_let_go(served: Served) -> None:
 
 def test_nothing_more_is_told_to_one_whose_token_was_removed(tmp_path: Path) -> None:
     with serve_http(tmp_path, limits=replace(GENEROUS, stream_s=1.0)) as served:
-        feed = served.reception.office.premises.chronicle.feed
+        feed = served.reception.office.read_model.events.feed
 
         async def talk() -> None:
             feed.add(0.0, "policy", policy="secret")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from carpool.backends.ports import LOCAL
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header
 from carpool.core.messages import JobCancelled, JobSubmitted, Record
@@ -20,7 +21,16 @@ from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.service.store.accept_log import read_log
 from carpool.service.store.database import MIGRATIONS
-from carpool.service.store.store import DATABASE, LOG, CommitMark, Store, StoredReport, StoredSnapshot, snapshot_text
+from carpool.service.store.store import (
+    DATABASE,
+    LOG,
+    CommitMark,
+    ExecutorMark,
+    Store,
+    StoredReport,
+    StoredSnapshot,
+    snapshot_text,
+)
 
 HEADER = Header("1", "fifo", Cluster.build([(1, 2, "cpu")]))
 NUM_RECORDS = 12
@@ -257,7 +267,7 @@ def test_a_commit_that_fails_leaves_both_copies_as_they_were(folder: Path, opene
     store = opened(folder)
     other = sqlite3.connect(folder / DATABASE, isolation_level=None)
     other.execute("PRAGMA busy_timeout = 0")
-    store._database._connection.execute("PRAGMA busy_timeout = 0")
+    store._opened().database._connection.execute("PRAGMA busy_timeout = 0")
     other.execute("BEGIN IMMEDIATE")  # somebody else writes: the commit cannot
     store.record(submission(13))
     with pytest.raises(sqlite3.OperationalError):
@@ -272,24 +282,24 @@ def test_a_commit_that_fails_leaves_both_copies_as_they_were(folder: Path, opene
     assert records_in(opened(folder)) == EXPECTED, "who was told that it was not kept may ask again, once"
 
 
-def test_a_disk_too_full_for_a_balance_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
+def test_a_disk_too_full_for_a_snapshot_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 3)
     large = {JobId("job-1"): {"entry": "x" * (1 << 22)}}
-    kept = store.close_books(lived(store, 3).balance(), large)
-    store.put_down(kept, snapshot_text(kept), 1)
+    kept = store.take_snapshot(lived(store, 3).balance(), large)
+    store.store_snapshot_later(kept, snapshot_text(kept), 1)
     with _files_up_to(1 << 20):
         fill_from(store, 4, 5)
     fill_from(store, 6, 7)
     again = opened(tmp_path)
     assert records_in(again) == EXPECTED[:7]
-    assert (again.balance, again.findings.tell()) == (None, ())
+    assert (again.snapshot, again.findings.tell()) == (None, ())
 
 
 def test_a_log_that_cannot_be_written_anew_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 6)
     (tmp_path / LOG).with_suffix(".new").mkdir()
-    kept = store.close_books(lived(store, 6).balance())
-    store.put_down(kept, snapshot_text(kept), 2)
+    kept = store.take_snapshot(lived(store, 6).balance())
+    store.store_snapshot_later(kept, snapshot_text(kept), 2)
     fill_from(store, 7, 8)
     (tmp_path / LOG).with_suffix(".new").rmdir()
     assert list(read_log((tmp_path / LOG).read_bytes()).lines) == list(range(9)), "the old one goes on"
@@ -318,7 +328,7 @@ def _files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
 
-# ----------------------------------------------------------------------------------------------- balances, retention
+# ---------------------------------------------------------------------------------------------- snapshots, retention
 def lived(store: Store, upto: int) -> Scheduler:
     scheduler = Scheduler(HEADER.cluster, Fifo())
     for record in EXPECTED[:upto]:
@@ -326,54 +336,54 @@ def lived(store: Store, upto: int) -> Scheduler:
     return scheduler
 
 
-def test_a_start_folds_only_what_follows_the_newest_balance(tmp_path: Path, opened: Opening) -> None:
+def test_a_start_folds_only_what_follows_the_newest_snapshot(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 6)
-    store.keep_balance(lived(store, 6).balance())
+    store.store_snapshot(lived(store, 6).balance())
     store.record(Record(7.0, (JobCancelled(JobId("job-2")),)))
     store.close()
     again = opened(tmp_path)
-    assert again.balance is not None
-    assert (again.balance.number, len(again.balance.balance.jobs)) == (6, 6)
+    assert again.snapshot is not None
+    assert (again.snapshot.number, len(again.snapshot.state.jobs)) == (6, 6)
     assert [entry.number for entry in again.entries(after=6)] == [7]
 
 
-def test_a_balance_may_be_written_out_while_records_go_on(tmp_path: Path, opened: Opening) -> None:
+def test_a_snapshot_may_be_written_out_while_records_go_on(tmp_path: Path, opened: Opening) -> None:
     store = opened(tmp_path)
     store.record(submission(1))
-    closed = store.close_books(lived(store, 1).balance())
+    closed = store.take_snapshot(lived(store, 1).balance())
     store.record(submission(2))
-    store.put_down(closed, snapshot_text(closed), 100)
-    assert store.balance is None  # not before what it stands for is durable
+    store.store_snapshot_later(closed, snapshot_text(closed), 100)
+    assert store.snapshot is None  # not before what it stands for is durable
     store.commit()
     again = opened(tmp_path)
-    assert again.balance == closed
+    assert again.snapshot == closed
     assert [entry.number for entry in again.entries(closed.number)] == [2]
 
 
-def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Opening) -> None:
+def test_what_a_snapshot_holds_may_be_forgotten(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 6)
     store.forget_before(5)
     assert len(records_in(store)) == 6, "nothing stands for them yet"
     balance = lived(store, 6).balance()
     details = {JobId("job-1"): {"entry": "digits.py:mlp"}}
-    store.keep_balance(balance, details)
+    store.store_snapshot(balance, details)
     store.forget_before(4)
     store.record(submission(7))
     store.close()
     again = opened(tmp_path)
     assert records_in(again) == [submission(number) for number in range(4, 8)]
-    assert (again.findings.tell(), again.balance) == ((), StoredSnapshot(6, balance, details))
+    assert (again.findings.tell(), again.snapshot) == ((), StoredSnapshot(6, balance, details))
     again.forget_before(1000)
     again.close()
     last = opened(tmp_path)
-    assert records_in(last) == [submission(7)], "only what the balance stands for"
+    assert records_in(last) == [submission(7)], "only what the snapshot holds"
     last.close()
     (tmp_path / DATABASE).unlink()
     rebuilt = opened(tmp_path)
-    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], StoredSnapshot(6, balance, details)), (
-        "the log has the balance too"
+    assert (records_in(rebuilt), rebuilt.snapshot) == ([submission(7)], StoredSnapshot(6, balance, details)), (
+        "the log has the snapshot too"
     )
-    rebuilt.keep_balance(balance)
+    rebuilt.store_snapshot(balance)
     rebuilt.forget_before(1000)
     rebuilt.close()
     after = opened(tmp_path)
@@ -386,39 +396,40 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
 def test_reports_and_marks_are_kept_with_the_records_they_came_before(tmp_path: Path, opened: Opening) -> None:
     store = opened(tmp_path)
     store.record(submission(1))
-    store.mark = CommitMark(2, 1, 5)
-    store.note(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
+    store.mark = CommitMark(2, {LOCAL: ExecutorMark(1, 5)})
+    store.add_report(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
     store.record(submission(2))
-    store.round_off(2.5)
-    store.mark = CommitMark(2, 1, 6)
-    store.round_off(3.0)
-    store.round_off(4.0)
+    store.flush_reports(2.5)
+    store.mark = CommitMark(2, {LOCAL: ExecutorMark(1, 6)})
+    store.flush_reports(3.0)
+    store.flush_reports(4.0)
     store.close()
     again = opened(tmp_path)
     told = StoredReport(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
-    assert [(entry.notes, entry.mark) for entry in again.entries()] == [
+    assert [(entry.reports, entry.mark) for entry in again.entries()] == [
         ((), CommitMark()),
-        ((told,), CommitMark(2, 1, 5)),
-        ((), CommitMark(2, 1, 6)),
+        ((told,), CommitMark(2, {LOCAL: ExecutorMark(1, 5)})),
+        ((), CommitMark(2, {LOCAL: ExecutorMark(1, 6)})),
     ]
     assert [len(entry.record.facts) for entry in again.entries()] == [1, 1, 0]
-    assert again.mark == CommitMark(2, 1, 6)
-    again.keep_balance(lived(again, 2).balance())
+    assert again.mark == CommitMark(2, {LOCAL: ExecutorMark(1, 6)})
+    again.store_snapshot(lived(again, 2).balance())
     again.forget_before(1000)
     again.close()
-    assert opened(tmp_path).mark == CommitMark(2, 1, 6), "the balance has it too"
+    assert opened(tmp_path).mark == CommitMark(2, {LOCAL: ExecutorMark(1, 6)}), "the snapshot has it too"
 
 
 def test_instant_zero_has_a_date_that_outlives_every_start(tmp_path: Path) -> None:
     for now in (1000.0, 5000.0):
         store = Store.open(tmp_path, HEADER, lambda now=now: now)  # type: ignore[misc]
         assert store.begun_at == 1000.0
+        store.record(Record(now, ()))
         store.close()
 
 
 def test_a_crash_in_the_middle_of_forgetting(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path / "store"), 6)
-    store.keep_balance(lived(store, 6).balance())
+    store.store_snapshot(lived(store, 6).balance())
     shutil.copytree(tmp_path / "store", tmp_path / "copy")
     store.forget_before(4)
     shutil.copy(tmp_path / "store" / LOG, tmp_path / "copy" / LOG)  # the log is new, the database still old
@@ -433,7 +444,7 @@ def test_a_store_of_a_newer_version_is_refused(folder: Path, opened: Opening) ->
     with sqlite3.connect(folder / DATABASE) as database:
         database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     database.close()
-    with pytest.raises(JournalError, match=r"the store is of version 2, this carpool reads up to 1"):
+    with pytest.raises(JournalError, match="the store is of version 3, this carpool reads up to 2"):
         opened(folder)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from carpool.backends.job_accounting import JobAccount
-from carpool.backends.local_run import LocalRun
 from carpool.cli.render.job_rows import short, span
 from carpool.core.model import Allocation, JobId, Phase
+from carpool.service.daemon.batch_run import BatchRun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,20 +46,20 @@ class NullDisplay:
 class LineDisplay:
     """Plain lines on stderr: every decision and ending, and progress now and then."""
 
-    def __init__(self, run: LocalRun) -> None:
+    def __init__(self, run: BatchRun) -> None:
         self._run = run
         self._names = run.names
         self._decisions: dict[JobId, int] = {}
         self._told: dict[JobId, int] = {}
         self._over: set[JobId] = set()
         self._progress_at: dict[JobId, float] = {}
-        self._width = max((len(spec.id) for spec, _ in run.asked.jobs), default=0)
+        self._width = max((len(spec.id) for spec, _ in run.request.jobs), default=0)
 
     def refresh(self) -> None:
         """Print what is new, in the order in which it happened."""
         news = [
             (at, job, words)
-            for job, account in self._run.ledger.accounts.items()
+            for job, account in self._run.accounting.accounts.items()
             for at, words in self._news(job, account)
         ]
         for at, job, words in sorted(news, key=lambda line: line[0]):
@@ -83,13 +83,13 @@ class LineDisplay:
                 yield account.ended_at, ending(account)
         elif account.done and account.as_of - self._progress_at.get(job, account.submitted_at) >= _PROGRESS_S:
             self._progress_at[job] = account.as_of
-            yield account.as_of, progress(account, self._run.live.total(job))
+            yield account.as_of, progress(account, self._run.estimator.total(job))
 
 
 class LiveTable:
     """A live table on the terminal."""
 
-    def __init__(self, run: LocalRun) -> None:
+    def __init__(self, run: BatchRun) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -114,19 +114,21 @@ class LiveTable:
 
         run = self._run
         if not run.has_begun:
-            return Text(f"starts {len(run.asked.jobs)} jobs; importing torch takes a few seconds", style="dim")
+            return Text(f"starts {len(run.request.jobs)} jobs; importing torch takes a few seconds", style="dim")
         grid = Grid(box=None, pad_edge=False, header_style="dim")
         for heading in ("job", "state", "devices"):
             grid.add_column(heading, no_wrap=True)
         for heading in ("step", "loss", "steps/s", "left"):
             grid.add_column(heading, justify="right", no_wrap=True)
         names = run.names
-        for job, account in run.ledger.accounts.items():
-            grid.add_row(*row(job, account, run.live.total(job), names), style=_STYLES.get(account.phase, ""))
-        busy = {device for account in run.ledger.accounts.values() if account.held for device in account.held.devices()}
+        for job, account in run.accounting.accounts.items():
+            grid.add_row(*row(job, account, run.estimator.total(job), names), style=_STYLES.get(account.phase, ""))
+        busy = {
+            device for account in run.accounting.accounts.values() if account.held for device in account.held.devices()
+        }
         devices = ", ".join(f"{device.name} ({device.kind})" for device in run.devices)
         foot = Text(f"{len(busy)} of {len(run.devices)} devices busy: {devices}", style="dim")
-        last = Text(run.ledger.reason, style="italic")
+        last = Text(run.accounting.reason, style="italic")
         return Group(grid, foot, last)
 
 

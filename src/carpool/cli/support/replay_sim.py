@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from carpool.backends.job_accounting import JobAccounting
-from carpool.backends.local_run import initial_speeds
-from carpool.backends.online_estimator import OnlineEstimator
-from carpool.backends.run_folder import RunFolder, read_journal_file
+from carpool.backends.online_estimator import OnlineEstimator, initial_speeds
+from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError
 from carpool.core.messages import AssignApplied, JobSubmitted, NodeLost, Record
 from carpool.core.model import JobId, JobSpec, Phase
@@ -22,6 +21,7 @@ from carpool.core.topology import Placement
 from carpool.predictors.profiles.profile import read_profile
 from carpool.predictors.profiles.rate_model import ProfileRateModel
 from carpool.service.queries.forecast import DEFAULT_COSTS
+from carpool.service.store.run_journal import read_run_journal
 from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import Pace
@@ -94,8 +94,8 @@ def simulate_run(
 ) -> ReplayResult:
     """Simulate a recorded run in a world where `truth` holds, for a policy that begins with what was `believed`."""
     settings = folder.settings()
-    header, records = read_journal_file(folder.journal)
-    lived = JobAccounting()
+    header, records = read_run_journal(folder)
+    lived = JobAccounting(header.cluster)
     for record in records:
         lived.record(record)
     if any(isinstance(fact, NodeLost) for record in records for fact in record.facts):
@@ -117,7 +117,7 @@ def simulate_run(
     world = _RecordedWorld(
         OnlineEstimator(header.cluster, speeds, truth), {}, costs, DEFAULT_COSTS, lengths, commands=commands
     )
-    again = JobAccounting()
+    again = JobAccounting(header.cluster)
     simulate(
         arrivals,
         header.cluster,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from carpool.backends.local_run import is_unfinished
 from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError, UnknownName
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.service.store.run_journal import is_unfinished
 
 RUNS = Path(".carpool") / "runs"
 

@@ -67,9 +67,9 @@ async def serve_api(
 ) -> AsyncIterator[str]:
     """Answer around the daemon's run; where, in words."""
     owner = _owner()
-    tokens = AccessTokens(house.setup.state / TOKEN_FILE)
+    tokens = AccessTokens(house.options.state / TOKEN_FILE)
     allowances = Quotas.read(settings.users, "users")
-    clerk = SchedulerService(house.premises, house.recovered.notes, allowances)
+    clerk = SchedulerService(house.read_model, house.recovered.notes, allowances)
     limits = replace(Limits(), **{name: settings[name] for name in _SET})
     desk = ApiContext(
         clerk,
@@ -81,7 +81,7 @@ async def serve_api(
         origins=tuple(map(origin_of, settings["public"])),
         proxies=tuple(settings["proxies"]),
         limits=limits,
-        planner=WhatIfPlanner(clerk, house.setup.devices, lambda: house.policy_text, beliefs),
+        planner=WhatIfPlanner(clerk, house.options.devices, lambda: house.policy_text, beliefs),
         meters=meters,
     )
     app = make_app(desk)
@@ -93,7 +93,7 @@ async def serve_api(
         await server.up.wait()
         yield where(settings, None if ears.tcp is None else ears.tcp.socket)
     finally:
-        house.followers.chronicle.feed.close()
+        house.observers.events.feed.close()
         server.stop()
         await serving
 

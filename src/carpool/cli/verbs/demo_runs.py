@@ -12,8 +12,6 @@ from typing import Any
 import click
 
 from carpool import __version__
-from carpool.backends.local import RunEnd
-from carpool.backends.local_run import LocalRun, RunRequest, StartLink
 from carpool.backends.run_folder import RunFolder
 from carpool.cli.render.comparison_table import print_comparison
 from carpool.cli.render.live_table import RunDisplay
@@ -23,7 +21,8 @@ from carpool.core.model import JobId, JobSpec, Phase
 from carpool.jobs.devices import LocalDevice, as_cluster
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
-from carpool.policies.registry import parse_policy
+from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
+from carpool.service.daemon.executor_access import StartExecutor
 from carpool.sim.comparison import SimulationRequest, compare
 from carpool.sim.report import ReportHead, RunRecord, comparison_svg, node_spans, render, timeline_svg, write_page
 from carpool.sim.report.recorder import RunRecorder
@@ -77,43 +76,49 @@ class DemoVariant:
 
 
 def show_live_demo(
-    folder: Path, devices: Sequence[LocalDevice], start: StartLink, *, effort: float = 1.0, quiet: bool = False
+    folder: Path, devices: Sequence[LocalDevice], start: StartExecutor, *, effort: float = 1.0, quiet: bool = False
 ) -> int:
     """Run both ways, compare weights and times, leave the timelines; 0 when all is as promised."""
     together = default_policy() if len(devices) > 1 else f"mps-equal:slots={len(JOBS)}"
     ways = (DemoVariant("one after another", "fifo", True), DemoVariant("shared", together, False))
     named = ", ".join(f"{device.name} ({device.kind})" for device in devices)
     click.echo(f"Four trainings ({', '.join(JOBS)}), every one exact, on {named}.")
-    runs: list[LocalRun] = []
+    runs: list[BatchRun] = []
     records: list[RunRecord] = []
     for way in ways:
         click.echo(f"\n{way.name} ({way.policy}):", err=True)
         recorder = RunRecorder(as_cluster(devices))
-        run = _run(way, folder / way.name.replace(" ", "-"), devices, recorder, effort)
-        board: RunDisplay = choose_display(run, as_json=quiet)
+        run = _run(way, folder / way.name.replace(" ", "-"), devices, start, recorder, effort)
+        display: RunDisplay = choose_display(run, as_json=quiet)
         try:
-            ending = watch(run, board, start)
+            ending = watch(run, display)
         finally:
-            run.folder.let_go()
+            run.close()
         if ending is RunEnd.INTERRUPTED:
             return 130
         runs.append(run)
-        records.append(RunRecord(way.name, _figures(way, run), recorder.close(run.ledger.at)))
+        records.append(RunRecord(way.name, _figures(way, run), recorder.close(run.accounting.at)))
     _write(folder, devices, records)
     return _compare(runs, folder)
 
 
 def _run(
-    way: DemoVariant, place: Path, devices: Sequence[LocalDevice], recorder: RunRecorder, effort: float
-) -> LocalRun:
-    """A fresh run of the four jobs; what an earlier demo left in its place is removed."""
+    way: DemoVariant,
+    place: Path,
+    devices: Sequence[LocalDevice],
+    start: StartExecutor,
+    recorder: RunRecorder,
+    effort: float,
+) -> BatchRun:
+    """A fresh run of the four jobs in the place of an earlier demo."""
     folder = RunFolder(place)
-    folder.hold()
-    if (place / "jobs").is_dir():
-        shutil.rmtree(place / "jobs")
+    if place.is_dir():
+        folder.hold()
+        shutil.rmtree(place)
+        folder.let_go()
     jobs = demo_jobs(len(devices), rigid=way.rigid, effort=effort)
-    asked = RunRequest(way.name, jobs, tuple(devices), parse_policy(way.policy), way.policy, __version__)
-    return LocalRun(asked, folder, observers=(recorder,))
+    request = RunRequest(way.name, jobs, tuple(devices), way.policy, __version__, observers=(recorder,))
+    return BatchRun.open(request, folder, start)
 
 
 def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[ListedJob, ...]:
@@ -134,7 +139,7 @@ def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[Li
     return tuple(jobs)
 
 
-def _figures(way: DemoVariant, run: LocalRun) -> dict[str, Any]:
+def _figures(way: DemoVariant, run: BatchRun) -> dict[str, Any]:
     figures = {"policy": way.name, **asdict(run.metrics.summary())}
     return {key: value if not isinstance(value, float) or isfinite(value) else None for key, value in figures.items()}
 
@@ -154,12 +159,12 @@ def _write(folder: Path, devices: Sequence[LocalDevice], records: Sequence[RunRe
     write_page(folder / "demo.html", render("One after another, and shared", head, records))
 
 
-def _compare(runs: Sequence[LocalRun], folder: Path) -> int:
+def _compare(runs: Sequence[BatchRun], folder: Path) -> int:
     alone, shared = runs
     click.echo(f"\n{'job':<12} {'alone, done at':>15} {'shared, done at':>16} {'accuracy':>9}  weights")
     well = True
-    for name, before in alone.ledger.accounts.items():
-        after = shared.ledger.accounts[name]
+    for name, before in alone.accounting.accounts.items():
+        after = shared.accounting.accounts[name]
         same = (
             before.outcome is not None and after.outcome is not None and before.outcome.digest == after.outcome.digest
         )

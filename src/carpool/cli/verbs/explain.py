@@ -12,10 +12,10 @@ import click
 
 from carpool.cli.support.json_output import json_option
 from carpool.core.errors import InputError, JournalError, cause
-from carpool.core.estimates import DeclaredEstimator
-from carpool.core.job_history import DEFAULT_LABELS, HistoryLabels, job_history
+from carpool.core.estimates import DeclaredEstimator, Estimator
+from carpool.core.job_history import HistoryLabels, job_history
 from carpool.core.journal import Header, read_journal
-from carpool.core.messages import JobCancelled, JobFailed, JobFinished, JobSubmitted, Record
+from carpool.core.messages import JobCancelled, JobFailed, JobFinished, JobSubmitted, PolicyChanged, Record
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 
@@ -93,9 +93,11 @@ def _story_from_run(job: str, run: str) -> Story:
     """What the journal of a run says, between it what the executor told, and around it what was known of the job."""
     from carpool.backends.run_folder import BELIEVED, PROFILE
     from carpool.cli.support.run_lookup import run_with
+    from carpool.service.store.run_journal import read_run_journal
 
     folder = run_with(job, run)
-    told = _story_from_journal(folder.journal, JobId(job), HistoryLabels("steps", folder.settings().names))
+    header, records = read_run_journal(folder)
+    told = list(job_history(records, JobId(job), header.cluster, HistoryLabels("steps", folder.settings().names)))
     told += [(float(row["at_s"]), str(row["what"])) for row in folder.rows(JobId(job), "story.jsonl")]
     told.sort(key=lambda line: line[0])
     if told:
@@ -123,9 +125,9 @@ def _known(path: Path) -> Iterator[str]:
         yield words
 
 
-def _story_from_journal(path: Path, job: JobId, words: HistoryLabels = DEFAULT_LABELS) -> Story:
+def _story_from_journal(path: Path, job: JobId) -> Story:
     with open_journal(path) as (header, records):
-        return list(job_history(records, job, header.cluster, words))
+        return list(job_history(records, job, header.cluster))
 
 
 _ENDS = (JobFinished, JobFailed, JobCancelled)
@@ -169,11 +171,11 @@ def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> No
         if now is not None:
             click.echo(json.dumps({"schema": 1, "job": job, "why": now}) if as_json else f"now: {job} {now}")
             return
-    if not journal:
-        from carpool.cli.support.run_lookup import run_with
-
-        path = run_with(job, run).journal
-    answer = _ask_policy(path, JobId(job), at, live=not journal)
+    if journal:
+        with open_journal(path) as (header, records):
+            answer = _ask_policy(journal, header, records, JobId(job), at)
+    else:
+        answer = _ask_policy_of_run(job, run, at)
     if as_json:
         row = {"at_s": answer.at, "why": answer.why, "last_plan": answer.last_plan, "ending": answer.ending}
         click.echo(json.dumps({"schema": 1, "job": job, **row}))
@@ -185,15 +187,31 @@ def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> No
         click.echo(answer.ending)
 
 
-def _ask_policy(path: Path, job: JobId, at: float | None, *, live: bool) -> Reason:
-    """Fold the journal up to the instant and ask the policy."""
+def _ask_policy_of_run(job: str, run: str, at: float | None) -> Reason:
     from carpool.backends.online_estimator import OnlineEstimator
+    from carpool.cli.support.run_lookup import run_with
+    from carpool.service.store.run_journal import read_run_journal
+
+    folder = run_with(job, run)
+    header, records = read_run_journal(folder)
+    return _ask_policy(str(folder.path), header, records, JobId(job), at, OnlineEstimator(header.cluster))
+
+
+def _ask_policy(
+    where: str,
+    header: Header,
+    records: Iterable[Record],
+    job: JobId,
+    at: float | None,
+    estimator: Estimator | None = None,
+) -> Reason:
+    """Fold the journal up to the instant and ask the policy."""
     from carpool.policies.registry import parse_policy
 
-    with open_journal(path) as (header, records):
-        known, ending = _records_until(records, job, at)
-    estimator = OnlineEstimator(header.cluster) if live else DeclaredEstimator()
-    scheduler = Scheduler(header.cluster, parse_policy(header.policy), estimator=estimator)
+    known, ending = _records_until(records, job, at)
+    changed = [fact.policy for record in known for fact in record.facts if isinstance(fact, PolicyChanged)]
+    policy = parse_policy(changed[-1] if changed else header.policy)
+    scheduler = Scheduler(header.cluster, policy, estimator=estimator or DeclaredEstimator())
     scheduler.recover(known)
     found = scheduler.jobs.get(job)
     if found is None:
@@ -201,7 +219,7 @@ def _ask_policy(path: Path, job: JobId, at: float | None, *, live: bool) -> Reas
             "Check the id, or give a later --at." if at is not None else "Check the id; ids are those of the trace."
         )
         raise InputError(
-            f"job {job!r} is not in it{'' if at is None else f' at {at:g} s'}", where=str(path), way_out=way_out
+            f"job {job!r} is not in it{'' if at is None else f' at {at:g} s'}", where=where, way_out=way_out
         )
     plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
     why = scheduler.why(found)

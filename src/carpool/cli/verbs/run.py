@@ -20,19 +20,20 @@ from carpool.core.errors import CarpoolError, InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
 if TYPE_CHECKING:
-    from carpool.backends.local import ExecutorPort, RunEnd
-    from carpool.backends.local_run import LocalRun, StartLink
+    from carpool.backends.ports import ExecutorPort
     from carpool.cli.render.live_table import RunDisplay
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice
     from carpool.jobs.job_file import ListedJob
+    from carpool.service.daemon.batch_run import BatchRun, RunEnd
+    from carpool.service.daemon.executor_access import StartExecutor
 
 
 _MAX_NAMED = 3  # jobs that are named
 
 
 async def start_checked(
-    devices: Sequence[LocalDevice], state: Path, *, start: StartLink, jobs: Sequence[ListedJob]
+    devices: Sequence[LocalDevice], state: Path, *, start: StartExecutor, jobs: Sequence[ListedJob]
 ) -> ExecutorPort:
     """The executor, once every entry was called: both begin by importing torch, at the same time."""
     starting = asyncio.ensure_future(start(devices, state))
@@ -175,12 +176,12 @@ def run(
         start = partial(start_checked, start=start, jobs=given.jobs)
     decides = policy or given.policy or default_policy()
     with guard_stdout():
-        run = prepare(given, found, decides, journal, supplies)
+        run = prepare(given, found, decides, start, journal, supplies)
         try:
             with attribute_errors(decides, strictly=True):
-                ending = watch(run, choose_display(run, as_json=as_json), start)
+                ending = watch(run, choose_display(run, as_json=as_json))
         finally:
-            given.folder.let_go()
+            run.close()
     if as_json:
         click.echo(json.dumps(as_document(run)))
     else:
@@ -199,21 +200,28 @@ def prepare(
     given: ChosenRun,
     devices: Sequence[LocalDevice],
     policy: str,
+    start: StartExecutor,
     journal: str | None = None,
     supplies: HostResources = UNKNOWN,
-) -> LocalRun:
+) -> BatchRun:
     """A run that is ready to go; its folder is held from now on."""
-    from carpool.backends.local_run import LocalRun, RunRequest
     from carpool.backends.profile_library import ProfileLibrary
-    from carpool.policies.registry import parse_policy
+    from carpool.service.daemon.batch_run import BatchRun, RunRequest
 
-    asked = RunRequest(given.name, given.jobs, tuple(devices), parse_policy(policy), policy, __version__, supplies)
-    given.folder.hold()
-    copy = Path(journal) if journal else None
-    return LocalRun(asked, given.folder, resume=given.resume, copy=copy, profiles=ProfileLibrary().beliefs(given.jobs))
+    request = RunRequest(
+        given.name,
+        given.jobs,
+        tuple(devices),
+        policy,
+        __version__,
+        supplies,
+        profiles=ProfileLibrary().beliefs(given.jobs),
+        journal=Path(journal) if journal else None,
+    )
+    return BatchRun.open(request, given.folder, start)
 
 
-def choose_display(run: LocalRun, *, as_json: bool) -> RunDisplay:
+def choose_display(run: BatchRun, *, as_json: bool) -> RunDisplay:
     """A table on a terminal, lines elsewhere, nothing where a program reads."""
     from carpool.cli.render.live_table import LineDisplay, LiveTable, NullDisplay
 
@@ -222,12 +230,12 @@ def choose_display(run: LocalRun, *, as_json: bool) -> RunDisplay:
     return LiveTable(run) if sys.stderr.isatty() else LineDisplay(run)
 
 
-def watch(run: LocalRun, board: RunDisplay, start: StartLink) -> RunEnd:
-    """Run to the end while a board shows it; Ctrl-C stops with checkpoints, a second one at once."""
-    return asyncio.run(_watched(run, board, start))
+def watch(run: BatchRun, display: RunDisplay) -> RunEnd:
+    """Run to the end while a display shows it; Ctrl-C stops with checkpoints, a second one at once."""
+    return asyncio.run(_watched(run, display))
 
 
-async def _watched(run: LocalRun, board: RunDisplay, start: StartLink) -> RunEnd:
+async def _watched(run: BatchRun, display: RunDisplay) -> RunEnd:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _interrupt, run)
@@ -235,20 +243,20 @@ async def _watched(run: LocalRun, board: RunDisplay, start: StartLink) -> RunEnd
     async def refresh() -> None:
         while True:
             await asyncio.sleep(0.25)
-            board.refresh()
+            display.refresh()
 
     refreshing = asyncio.create_task(refresh())
     try:
-        with board.shown():
-            return await run.go(start)
+        with display.shown():
+            return await run.run()
     finally:
         refreshing.cancel()
-        board.refresh()
+        display.refresh()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(name)
 
 
-def _interrupt(run: LocalRun) -> None:
+def _interrupt(run: BatchRun) -> None:
     words = "stopping at the next steps with checkpoints; once more to stop at once"
     if run.is_interrupted:
         words = "stopping at once"
@@ -284,11 +292,11 @@ async def start_executor(
     return await ExecutorClient.start(devices, state, options=options)
 
 
-def exit_code(run: LocalRun, ending: RunEnd) -> int:
+def exit_code(run: BatchRun, ending: RunEnd) -> int:
     """0 all finished, 1 a job did not, 130 interrupted and resumable."""
-    from carpool.backends.local import RunEnd
     from carpool.core.model import Phase
+    from carpool.service.daemon.batch_run import RunEnd
 
     if ending is RunEnd.INTERRUPTED:
         return 130
-    return 0 if all(account.phase is Phase.FINISHED for account in run.ledger.accounts.values()) else 1
+    return 0 if all(account.phase is Phase.FINISHED for account in run.accounting.accounts.values()) else 1

@@ -94,6 +94,7 @@ def serve(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     from carpool.runtime.sharing.foreign_processes import belongs_to
     from carpool.service.config import read_settings
     from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
+    from carpool.service.daemon.loop import LoopOptions
 
     settings = read_settings(os.environ, flags)
     meters = _meters()
@@ -106,11 +107,20 @@ def serve(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     cap = parse_cap(settings["memory_cap"], "memory_cap")
     options = ExecutorOptions(mps=settings["lanes"] == "auto", warm=settings["warm"], memory_cap=cap)
     policy, state = settings["policy"], settings.state
-    setup = DaemonOptions(
-        state, found, __version__, policy, default_policy(), options,
-        checkpoint_days=settings["checkpoint_days"], commit=meters.commit, supplies=host_supplies(state), tell=_tell,
-    )  # fmt: skip
-    house = DaemonInstance.open(setup)
+    house = DaemonInstance.open(
+        DaemonOptions(
+            state,
+            found,
+            __version__,
+            policy,
+            default_policy(),
+            options=options,
+            loop=LoopOptions(commit=meters.commit),
+            checkpoint_days=settings["checkpoint_days"],
+            supplies=host_supplies(state),
+            tell=_tell,
+        )
+    )
     try:
         from carpool.cli.support.serve_app import open_listeners, serve_api
 
@@ -143,11 +153,11 @@ async def _serve(
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _stop, house, leave_running)
     async with around() as address:
-        for words in house.told:
+        for words in house.notices:
             _tell(words)
         jobs = len(house.scheduler.jobs)
         click.echo(
-            f"carpool: serves {len(house.names)} device{'s' if len(house.names) != 1 else ''} from {house.setup.state}"
+            f"carpool: serves {len(house.names)} device{'s' if len(house.names) != 1 else ''} from {house.options.state}"
             f" with policy {house.policy_text}; {jobs} job{'s' if jobs != 1 else ''} to go on with",
             err=True,
         )

@@ -45,13 +45,13 @@ class CheckpointRetention:
         self._now = now
         self._cleared: set[JobId] = set()  # jobs that have none any more
 
-    async def look_always(self) -> None:
+    async def run(self) -> None:
         """Look now and every hour."""
         while self._days:
-            await self.look()
+            await self.check()
             await asyncio.sleep(_EVERY_S)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Delete what has become too old, aside, and say so in the stories of the jobs."""
         over = list(self._over())
         for job in await asyncio.to_thread(self._clear, over):

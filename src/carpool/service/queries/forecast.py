@@ -9,8 +9,7 @@ from random import Random
 
 from carpool import __version__
 from carpool.backends.job_accounting import JobAccount, JobAccounting, Json, allocation_json, finite_or_none
-from carpool.backends.local_run import initial_speeds
-from carpool.backends.online_estimator import OnlineEstimator
+from carpool.backends.online_estimator import OnlineEstimator, initial_speeds
 from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.metrics import Summary
 from carpool.core.model import JobId, JobSpec, Kind
@@ -83,7 +82,7 @@ def forecast_jobs(
     def run(luck: Mapping[JobId, float]) -> tuple[JobAccounting, Summary, OnlineEstimator]:
         live = OnlineEstimator(cluster, initial_speeds(devices), profiles)
         world = EstimatorWorld(live, luck, costs, DEFAULT_COSTS)
-        ledger = JobAccounting()
+        ledger = JobAccounting(cluster)
         metrics = simulate([Arrival(0.0, spec) for spec in specs], cluster, policy, world, observers=(ledger,))
         return ledger, metrics.summary(), live
 

@@ -105,13 +105,14 @@ def parse_line(piece: bytes) -> LogLine | None:
 class AcceptLog:
     """The log as it is written: lines are on the disk when `add` returns, or, where that fails, not in it at all."""
 
-    def __init__(self, stream: FileIO, last_crc: int) -> None:
+    def __init__(self, stream: FileIO, last_crc: int, *, sync: bool = True) -> None:
         self._stream = stream
+        self._sync = sync
         self._size = stream.seek(0, os.SEEK_END)
         self.last_crc = last_crc
 
     @classmethod
-    def write_anew(cls, path: Path, lines: Iterable[LogLine]) -> AcceptLog:
+    def write_anew(cls, path: Path, lines: Iterable[LogLine], *, sync: bool = True) -> AcceptLog:
         """A log that holds exactly these lines, in the place of whatever was there; that stays where this fails."""
         fresh = path.with_suffix(".new")
         written = list(lines)
@@ -126,12 +127,12 @@ class AcceptLog:
             fresh.unlink(missing_ok=True)  # it takes room that others need
             raise
         fsync_folder(path.parent)
-        return cls(stream, written[-1].crc if written else _START)
+        return cls(stream, written[-1].crc if written else _START, sync=sync)
 
     @classmethod
-    def extend(cls, path: Path, last_crc: int) -> AcceptLog:
+    def extend(cls, path: Path, last_crc: int, *, sync: bool = True) -> AcceptLog:
         """Go on with a log that is sound to its end, which is a line with this checksum."""
-        return cls(FileIO(path, "ab"), last_crc)
+        return cls(FileIO(path, "ab"), last_crc, sync=sync)
 
     def add(self, lines: Sequence[LogLine]) -> None:
         """Write lines that follow the last one; they are on the disk when this returns."""
@@ -142,7 +143,8 @@ class AcceptLog:
                 assert line.before == self.last_crc, "every line vouches for the one before it"
                 self.last_crc = line.crc
             self._size += _write_all(self._stream, text)
-            os.fdatasync(self._stream.fileno())
+            if self._sync:
+                os.fdatasync(self._stream.fileno())
         except BaseException:
             self.rewind(size, last_crc)
             raise

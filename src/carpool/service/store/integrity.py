@@ -129,18 +129,18 @@ class StoreContents(NamedTuple):
         return not self.lines and not self.reading.damaged and self.set_aside is None
 
 
-def read_store(path: Path, log: Path) -> StoreContents:
+def read_store(path: Path, log: Path, *, sync: bool = True) -> StoreContents:
     """Look at the database and the log of a store; JournalError where a newer version of carpool wrote it."""
     reading = read_log(log.read_bytes() if log.is_file() else b"")
-    database, rows, set_aside = _open_database(path, reading)
+    database, rows, set_aside = _open_database(path, reading, sync)
     return StoreContents(database, rows, reading, set_aside)
 
 
-def _open_database(path: Path, reading: LogContents) -> tuple[Database, dict[int, LogLine], Path | None]:
+def _open_database(path: Path, reading: LogContents, sync: bool) -> tuple[Database, dict[int, LogLine], Path | None]:
     """The database and its sound lines; a damaged one is set aside and a new one begun with what could be read."""
     rows: dict[int, LogLine] = {}
     try:
-        database = Database(path)
+        database = Database(path, sync=sync)
         try:
             if _is_readable(database, reading, rows):
                 return database, rows, None
@@ -151,7 +151,7 @@ def _open_database(path: Path, reading: LogContents) -> tuple[Database, dict[int
     except (sqlite3.Error, UnicodeDecodeError):  # the latter where SQLite quotes damage in its own error
         pass
     aside = _set_aside(path)
-    database = Database(path)
+    database = Database(path, sync=sync)
     database.add(rows.values())
     return database, rows, aside
 
