@@ -69,7 +69,7 @@ def test_a_daemon_from_its_first_job_to_its_end(shell: Shell) -> None:
     (job,) = json.loads(shell.run("ps", "--all", "--json").stdout)["jobs"]
     assert (job["phase"], job["exit_code"]) == ("failed", 3)
     told = (shell.settings.state / DAEMON_LOG).read_text(encoding="utf-8")
-    assert f"listens at unix:{shell.settings.socket}" in told
+    assert f"listening at unix:{shell.settings.socket}" in told
     assert shell.settings.state.stat().st_mode & 0o777 == 0o700
 
     reports = shell.settings.state / "reports"

@@ -57,6 +57,8 @@ SETTINGS = {
             90,
             "days after its end that a job's checkpoints are kept; 0: for ever",
         ),
+        Setting("log_level", SettingType.TEXT, "warning", "what is logged to stderr: debug, info, warning or error"),
+        Setting("log_format", SettingType.TEXT, "text", "text, or json for one object per line"),
         Setting("socket", SettingType.TEXT, "", f"the daemon's Unix socket; empty: {SOCKET} in its folder"),
         Setting(
             "host", SettingType.TEXT, "127.0.0.1", "where it listens besides; beyond loopback there must be tokens"

@@ -95,7 +95,7 @@ def test_what_is_fed_in_is_what_the_profiles_say(root: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [(["nobody"], "unknown run"), (["first", "--profiles", "before"], "there is no profile")]
+    ("words", "told"), [(["nobody"], "unknown run"), (["first", "--profiles", "before"], "has no profile")]
 )
 def test_what_cannot_be_repeated_is_told(
     root: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]

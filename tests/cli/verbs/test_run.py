@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -61,11 +61,21 @@ class Machine:
         self.batch = (0, 0)
         self.started: list[FakeExecutor] = []
         self.options: tuple[str, int, str, int] | None = None
+        self.environment: dict[str, str] = {}
 
     async def start(
-        self, devices: Sequence[LocalDevice], state: Path, *, lanes: str, warm: int, reducer: str, memory_cap: int
+        self,
+        devices: Sequence[LocalDevice],
+        state: Path,
+        *,
+        lanes: str,
+        warm: int,
+        reducer: str,
+        memory_cap: int,
+        environment: Mapping[str, str],
     ) -> FakeExecutor:
         self.options = (lanes, warm, reducer, memory_cap)
+        self.environment = dict(environment)
         kept = self.started[-1].kept if self.started else None
         steps = {"a": 10, "b": 20, "c": 5}
         machine = FakeExecutor(steps, fails=self.fails, kept=kept, batch=self.batch, at_once=not self.interrupts)
@@ -97,6 +107,7 @@ def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     words = ["--devices", "cpu:2", "--policy", "fifo", "--lanes", "slice", "--warm", "2", "--reducer", "group"]
     assert run(["run", "jobs.toml", *words, "--memory-cap", "3GiB", "--json"]) == 0
     assert machine.options == ("slice", 2, "group", 3 << 30)
+    assert machine.environment == {}
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert list(document) == TOP
@@ -133,6 +144,15 @@ def test_people_get_lines_and_a_summary(machine: Machine, capsys: pytest.Capture
     assert "2 of 2 jobs finished" in printed.out
     assert "a  gets cpu:0" in printed.err
     assert "reached its steps, loss 0.2500, accuracy 0.5" in printed.err
+
+
+def test_log_options_reach_the_executor(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--log-level", "info", "--log-format", "json"]
+    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--json", *words]) == 0
+    printed = capsys.readouterr()
+    json.loads(printed.out)
+    assert "plan" in {json.loads(line)["event"] for line in printed.err.splitlines()}
+    assert machine.environment == {"CARPOOL_LOG_LEVEL": "info", "CARPOOL_LOG_FORMAT": "json"}
 
 
 def test_a_failed_job_gives_exit_code_1_and_its_error(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +193,7 @@ def test_interrupt_and_resume(machine: Machine, capsys: pytest.CaptureFixture[st
     assert [job["state"] for job in document["jobs"]] == ["finished", "finished"]
     assert machine.started[1].introduced == {"a": True, "b": True}
     assert run(["run", "jobs.toml", "--resume"]) == 2
-    assert "has jobs left to do" in capsys.readouterr().err
+    assert "is unfinished" in capsys.readouterr().err
 
 
 def test_interrupted_before_it_began(
@@ -302,7 +322,7 @@ def test_bad_input_starts_nothing(
 def test_the_state_of_another_run_is_not_overwritten(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "jobs.toml", "--state", "mine"]) == 0
     assert run(["run", "jobs.toml", "--state", "mine"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
 
 
 def test_overlapping_devices_are_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,14 +67,14 @@ def as_document(found: ReplayResult, run: str, policy: str, profiles: str) -> di
         "run": run,
         "policy": policy,
         "profiles": profiles,
-        "makespan_s": {"live": found.lived_s, "simulated": found.simulated_s, "error": found.error},
+        "makespan_s": {"live": found.recorded_s, "simulated": found.simulated_s, "error": found.error},
         "worst_error": found.worst,
         "jobs": [
             {
                 "name": job.spec.id,
                 "weight": job.spec.weight,
                 "submit_s": job.submitted_at,
-                "live_end_s": job.lived_at,
+                "live_end_s": job.recorded_at,
                 "simulated_end_s": job.simulated_at,
                 "error": job.error,
             }
@@ -88,8 +88,8 @@ def print_replay(found: ReplayResult, tell: Callable[[str], None] = click.echo) 
     wide = max(len("makespan"), *(len(job.spec.id) for job in found.jobs))
     tell(f"{'job':{wide}}  submitted   live end  simulated   error")
     for job in found.jobs:
-        tell(_line(job.spec.id, wide, f"{job.submitted_at:9.2f}", job.lived_at, job.simulated_at, job.error))
-    tell(_line("makespan", wide, "", found.lived_s, found.simulated_s, found.error))
+        tell(_line(job.spec.id, wide, f"{job.submitted_at:9.2f}", job.recorded_at, job.simulated_at, job.error))
+    tell(_line("makespan", wide, "", found.recorded_s, found.simulated_s, found.error))
 
 
 def _line(name: str, wide: int, since: str, lived: float, simulated: float | None, error: float | None) -> str:

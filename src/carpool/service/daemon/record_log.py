@@ -53,7 +53,7 @@ def _log_fact(at: float, fact: Fact) -> None:
         case JobCancelled(job=job):
             log_event(_log, "job_cancelled", at_s=at, job=job)
         case JobFailed(job=job, error=error):
-            log_event(_log, "job_failed", level=logging.ERROR, at_s=at, job=job, error=error)
+            log_event(_log, "job_failed", level=logging.WARNING, at_s=at, job=job, error=error)
         case JobCrashed(job=job, error=error, done=done):
             log_event(_log, "job_crashed", level=logging.WARNING, at_s=at, job=job, done=done, error=error)
         case PolicyChanged(policy=policy, fault=fault):
