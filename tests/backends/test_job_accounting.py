@@ -1,8 +1,18 @@
 """What a job's account says while facts about it come in, late ones too."""
 
 from carpool.backends.job_accounting import JobAccount, JobAccounting
-from carpool.core.messages import Change, Fact, JobPaused, JobResumed, JobSubmitted, Planned, ProgressReported, Record
-from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.messages import (
+    Change,
+    Fact,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    NodeLost,
+    Planned,
+    ProgressReported,
+    Record,
+)
+from carpool.core.model import Allocation, JobId, JobSpec, NodeId
 from carpool.core.topology import Cluster
 
 JOB = JobId("a")
@@ -41,3 +51,14 @@ def test_a_report_that_comes_after_a_pause_gives_no_rate_either() -> None:
 def test_the_story_tells_of_pauses() -> None:
     account = kept(Record(1.0, [JobPaused(JOB)]), Record(5.0, [JobResumed(JOB)]))
     assert account.story == [(1.0, "was paused by its user"), (5.0, "was resumed by its user")]
+
+
+def test_a_lost_node_takes_off_only_the_jobs_on_it() -> None:
+    accounting = JobAccounting(CLUSTER)
+    jobs = {JobId(name): Allocation.of(*devices) for name, devices in {"a": (0,), "b": (1, 2), "c": (3,)}.items()}
+    given = Planned("all fit", tuple(Change(job, held) for job, held in jobs.items()))
+    accounting.record(Record(0.0, [JobSubmitted(JobSpec(job)) for job in jobs], given))
+    accounting.record(Record(5.0, [NodeLost(NodeId(0))]))
+    held = {job: account.held for job, account in accounting.accounts.items()}
+    assert held == {"a": None, "b": None, "c": Allocation.of(3)}
+    assert [account.held_s for account in accounting.accounts.values()] == [5.0, 5.0, 0.0]
