@@ -348,7 +348,7 @@ def test_priorities_and_deadlines_are_shown_capped_and_told(tmp_path: Path) -> N
             await office.settle(6.0)
             await office.settle(0.1)
             assert clerk.job(ADA, "a").is_late
-            assert "missed its deadline, and goes on" in [moment.words for moment in clerk.story(ADA, "a")]
+            assert any("missed its deadline" in moment.words for moment in clerk.story(ADA, "a"))
             assert clerk.job(ADA, "a").phase is Phase.RUNNING
 
     asyncio.run(play())

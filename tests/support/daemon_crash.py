@@ -84,7 +84,7 @@ def read(state: Path) -> list[StoredRecord]:
     with closing(
         Store.open(state, DaemonInstance.header(DaemonOptions(state, tuple(parse_devices("cpu:1")), __version__)))
     ) as store:
-        assert store.findings.is_sound, store.findings.tell()
+        assert store.findings.is_sound, store.findings.messages()
         return list(store.entries())
 
 

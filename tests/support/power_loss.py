@@ -204,9 +204,9 @@ def examine(folder: Path, header: Header, before: StoreSnapshot, then: StoreSnap
     with closing(Store.open(folder, header)) as store:
         there = {entry.number: entry for entry in store.entries()}
         lost = dict(store.findings.lost)
-        told = store.findings.tell()
+        told = store.findings.messages()
     with closing(Store.open(folder, header)) as again:
-        told_again = again.findings._replace(lost=()).tell()  # what is lost stays so, and is said at every start
+        told_again = again.findings._replace(lost=()).messages()  # what is lost stays so, and is said at every start
     gone = [number for number in before.accepted if number not in there]
     names = {job for jobs in lost.values() for job in jobs}
     jobs = {fact.spec.id for entry in there.values() for fact in entry.record.facts if isinstance(fact, JobSubmitted)}

@@ -66,9 +66,8 @@ def test_only_what_has_been_over_for_long_is_deleted_and_only_checkpoints(
     asyncio.run(shop.retention.check())
     assert shop.left() == {OLD, NEEDED, RECENT, PAUSED, WAITING, WRITTEN} - gone
     assert len(list(tmp_path.glob("jobs/*/log"))) == 6
-    assert sorted(shop.told) == sorted(
-        f"{job}: its checkpoints were deleted, {days:g} days after its end" for job in gone
-    )
+    assert {words.partition(":")[0] for words in shop.told} == gone
+    assert all(f"{days:g} days" in words for words in shop.told)
     asyncio.run(shop.retention.check())
     assert len(shop.told) == len(gone), "once"
 

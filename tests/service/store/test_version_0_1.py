@@ -88,7 +88,7 @@ def test_an_import_that_was_cut_short_is_made_again(home: Path) -> None:
     import_legacy_journal(folder)
     assert read_run_journal(folder) == before
     with closing(Store.open(folder.path, before[0])) as store:
-        assert store.findings.tell() == ()
+        assert store.findings.messages() == ()
         assert set(next(iter(store.entries())).details) == {"short", "long", "echo"}
 
 

@@ -115,7 +115,7 @@ class DaemonInstance:
     ) -> None:
         self.options = options
         self.store = store
-        self.notices: list[str] = [*store.findings.tell()]  # what the start found, for the operator
+        self.notices: list[str] = [*store.findings.messages()]  # what the start found, for the operator
         self._first: list[Fact] = []
         self.scheduler, estimator, folded = self._recovered_scheduler()
         self.calendar = TimeBase(store.begun_at)
