@@ -21,11 +21,11 @@ CLUSTER = Cluster.build([(2, 2, "cpu")])
 
 def kept(*records: Record) -> JobAccount:
     """The account of a job that got a device at once, after these records."""
-    ledger = JobAccounting(CLUSTER)
+    accounting = JobAccounting(CLUSTER)
     given = Planned("it is the only one", (Change(JOB, Allocation.of(0)),))
     for record in (Record(0.0, [JobSubmitted(JobSpec(JOB))], given), *records):
-        ledger.record(record)
-    return ledger.accounts[JOB]
+        accounting.record(record)
+    return accounting.accounts[JOB]
 
 
 def progress(done: float) -> Fact:

@@ -1,10 +1,10 @@
-"""A daemon at work without a machine: a clerk with everything behind it, in time that passes only when told."""
+"""A running daemon with a fake executor, whose time passes only when a test says so."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.reports import Outcome, Report, Told
 from carpool.service.admission import Quotas
-from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks, LoopOptions
+from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks, LoopOptions, commit_inline
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
@@ -37,18 +37,18 @@ from tests.support.fake_executor import FakeExecutor
 
 CALENDAR = TimeBase(1_000_000.0)
 TWO_CORES = Cluster.build([(1, 2, "cpu")])
-_STEPS = 1000  # of a job of which nothing was said
+_STEPS = 1000  # of a job without a given number
 
 
 class ManualExecutor(FakeExecutor):
-    """A fake machine on which time stands still until somebody lets it pass."""
+    """A fake executor whose time passes only by `let_pass`."""
 
     def __init__(self, steps: Mapping[str, int] | None = None, **options: Any) -> None:
         super().__init__(defaultdict(lambda: _STEPS, steps or {}), **options)
         self._moved = asyncio.Event()
 
     def let_pass(self, seconds: float) -> None:
-        """Let so much time pass; jobs that come to their end report it."""
+        """Advance the time; jobs that end meanwhile report it."""
         self._at += seconds
         for job in [job for job in self._running if self._end_of(job) <= self._at]:
             self._finish(job)
@@ -66,7 +66,7 @@ class ManualExecutor(FakeExecutor):
 
 @dataclass(frozen=True, slots=True)
 class ServiceRig:
-    """A clerk and what it stands on."""
+    """A service facade and the parts behind it."""
 
     clerk: SchedulerService
     machine: ManualExecutor
@@ -74,7 +74,7 @@ class ServiceRig:
     read_model: ReadModel
 
     async def settle(self, seconds: float = 0.0) -> None:
-        """Let everything happen that is on its way, then time pass, and what follows from that."""
+        """Process what is pending, advance the time, and process what follows."""
         for passing in (0.0, seconds):
             self.machine.let_pass(passing)
             for _ in range(20):
@@ -83,13 +83,8 @@ class ServiceRig:
 
 
 def listed(name: str, **fields: Any) -> ListedJob:
-    """A job as a job file would have it, of a file that nobody reads."""
+    """A job as a job file lists it."""
     return ListedJob(JobSpec(JobId(name), **fields), Program(entry=f"{name}.py:main"))
-
-
-async def at_once(commit: Callable[[], None]) -> None:
-    """Commit where one stands: quick and in order, for tests."""
-    commit()
 
 
 @asynccontextmanager
@@ -98,12 +93,12 @@ async def open_service(
     *,
     cluster: Cluster = TWO_CORES,
     policy: Policy | None = None,
-    commit: Commit = at_once,
+    commit: Commit = commit_inline,
     allowances: Quotas | None = None,
     notes: Mapping[JobId, Mapping[str, Any]] | None = None,
     **steps: int,
 ) -> AsyncIterator[ServiceRig]:
-    """A clerk over a running daemon whose jobs need so many steps; it is instant 0 until time is let pass."""
+    """A service over a running daemon whose jobs need so many steps; it is instant 0 until `let_pass`."""
     machine = ManualExecutor(steps)
     store = Store.open(folder / "store", Header("1", "fifo", cluster))
     ledger, spans = JobAccounting(cluster), AllocationHistory(cluster)

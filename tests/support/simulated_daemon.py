@@ -1,4 +1,4 @@
-"""A daemon with nothing behind it but the simulator's machines: its past in no time, its present by the clock."""
+"""A daemon over the simulated backend: its past is simulated at once, its present in real time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.support.daemon_task import at_work
 
 @dataclass(frozen=True, slots=True)
 class DemoWorld:
-    """The plain world with trainings that show a loss and get on at so many steps a second and device."""
+    """The plain world with trainings that have a loss and a rate per device."""
 
     plain: PlainWorld = field(default_factory=PlainWorld)
     steps_per_s: Mapping[str, float] = field(default_factory=dict)  # by model; 1 where none is given
@@ -82,14 +82,14 @@ class DemoWorld:
 
 
 class SimulatedExecutor:
-    """The simulator's machines as an executor, and its clock; the past is lived through first, in no time.
+    """The simulated backend as an executor and a clock; the past is simulated first.
 
-    Implements `service.daemon.Daemon`'s line and its clock, and observes the scheduler to learn of jobs.
+    Implements `ExecutorPort` and `WaitableClock`, and observes the scheduler to learn of jobs.
     """
 
     def __init__(self, cluster: Cluster, world: DemoWorld, *, speed: float = 1.0, report_every_s: float = 1.0) -> None:
         self.life = 1  # it is always the same executor
-        self.heard = 0  # the number of the report that was given away last
+        self.heard = 0  # number of the last report received
         self._timeline = EventQueue()
         self._machines = SimulatedBackend(cluster, world, self._timeline, sharing=True, report_every_s=report_every_s)
         self._speed = speed
@@ -104,12 +104,12 @@ class SimulatedExecutor:
                 self._machines.introduce(fact.spec)
 
     def arrive(self, arrivals: Iterable[Arrival]) -> None:
-        """Let jobs be submitted in time."""
+        """Submit jobs at their times."""
         for at, spec in arrivals:
             self._timeline.add(at, ARRIVALS, partial(_submitted, spec))
 
     def live_through(self, scheduler: Scheduler, until: float, take: Callable[[float, Report], None]) -> None:
-        """Let everything happen that happens until an instant, which is now."""
+        """Simulate up to an instant, which is now."""
         while True:
             at = min(_or_never(self._timeline.next_at), _or_never(scheduler.wake_at))
             if at > until:
@@ -171,7 +171,7 @@ class SimulatedExecutor:
 
 
 class Papers:
-    """What trainings would leave in their folders: a log and a curve."""
+    """Writes the log and the loss curve that trainings would leave."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -213,9 +213,9 @@ async def open_simulated_daemon(
     report_every_s: float = 1.0,
     name: str = "show",
 ) -> AsyncIterator[SchedulerService]:
-    """A clerk over a daemon whose jobs only pretend to train; what happened before `live_from` is over at once.
+    """A service over a daemon with simulated jobs; what happened before `live_from` is simulated at once.
 
-    `live_from` is now: the calendar is set so. Of what was before, the store knows nothing.
+    `live_from` is now; the store holds nothing that happened before.
     """
     world = world or DemoWorld()
     machine = SimulatedExecutor(cluster, world, speed=speed, report_every_s=report_every_s)
@@ -260,7 +260,7 @@ async def open_simulated_daemon(
 
 
 class Present:
-    """An observer that lets a store know of what happens from now on."""
+    """An observer that passes new records to a store."""
 
     store: Store | None = None
 
