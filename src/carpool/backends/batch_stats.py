@@ -31,7 +31,6 @@ class BatchStats:
         return spec.batch_size or self._of(spec.id).own
 
     def loaded(self, job: JobId, batch_size: int) -> None:
-        """Take in a training's own batch size."""
         self._of(job).own = batch_size
 
     def noise(self, job: JobId) -> float | None:
@@ -43,7 +42,6 @@ class BatchStats:
         return self._of(job).ahead
 
     def learn(self, job: Job, report: ProgressReported) -> None:
-        """Take in one report."""
         stats, own = self._of(job.id), self.own(job.spec)
         batch = own if job.observed is None else job.observed.batch_size or own
         if report.noise is not None:
@@ -59,7 +57,6 @@ class BatchStats:
         return int(stats.memory_bytes * max(1.0, batch_size / stats.largest)) if stats.largest else 0
 
     def forget(self, job: JobId) -> None:
-        """Drop a job that is over."""
         self._jobs.pop(job, None)
 
     def _of(self, job: JobId) -> JobBatchStats:

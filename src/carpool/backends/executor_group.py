@@ -33,7 +33,6 @@ class OrderRouter:
         self._runners: dict[JobId, frozenset[str]] = {}  # executors of the newest Assign
 
     def route(self, order: Order) -> dict[str, Order]:
-        """The order for each executor by name."""
         before = self._runners.get(order.job, frozenset())
         if isinstance(order, Assign):
             now = frozenset(self._owner(device) for device in order.allocation.devices())
@@ -48,7 +47,6 @@ class OrderRouter:
         return runners is not None and name not in runners
 
     def forget(self, job: JobId) -> None:
-        """Drop a job that is over."""
         self._runners.pop(job, None)
 
 
@@ -72,7 +70,6 @@ class ExecutorGroup:
         self._known[name] = set(known)
 
     def introduce(self, job: JobId, what: Introduction) -> None:
-        """Make a job known to all executors."""
         for name in self._ports:
             self._introduce(name, job, what)
 
@@ -98,7 +95,6 @@ class ExecutorGroup:
         return tuple(fact for fact in facts if not self._router.is_stale(name, fact))
 
     def forget(self, job: JobId) -> None:
-        """Drop a job that is over, wherever it is known."""
         self._router.forget(job)
         for name, known in self._known.items():
             if job in known:

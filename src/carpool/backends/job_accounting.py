@@ -73,7 +73,6 @@ class JobAccount:
         return None if self.jct_s is None else max(0.0, self.jct_s - self.held_s)
 
     def hold(self, at: float, allocation: Allocation | None) -> None:
-        """Change what the job holds."""
         if self.held is not None:
             self.held_s += at - self.held_since
             self.device_s += (at - self.held_since) * self.held.num_devices
@@ -90,7 +89,6 @@ class JobAccounting:
         self.at = 0.0
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         self.at = record.at
         for fact in record.facts:
             self._take(record.at, fact)
@@ -117,12 +115,10 @@ class JobAccounting:
                 self.close(report)
 
     def tell(self, at: float, job: JobId, words: str) -> None:
-        """Add a message to a job's history."""
         if job in self.accounts:
             self.accounts[job].story.append((at, words))
 
     def close(self, outcome: Outcome) -> None:
-        """Take in a training's outcome."""
         account = self.accounts.get(outcome.job)
         if account is not None:
             account.outcome = outcome

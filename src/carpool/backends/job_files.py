@@ -33,7 +33,6 @@ class EventFile:
         self._append(_field(3, b"brain.Event:2"))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Append points of several curves at one step."""
         tagged = [_field(1, tag.encode("utf-8", "replace")) + b"\x15" + _float(value) for tag, value in values.items()]
         summary = b"".join(_field(1, value) for value in tagged)
         self._append(b"\x10" + _varint(step) + _field(5, summary))
@@ -104,7 +103,6 @@ class JobFileWriter:
         self._unwritten: list[Callable[[], None]] = []
 
     def record(self, record: Record) -> None:
-        """Take in the measurements of one record."""
         for fact in record.facts:
             if isinstance(fact, ProgressReported):
                 row = {"at_s": round(record.at, 3), "step": fact.done, "loss": fact.loss, "steps_per_s": fact.rate}
@@ -113,7 +111,6 @@ class JobFileWriter:
                 self._curve(fact.job, int(fact.done), curves)
 
     def take(self, at: float, report: Report) -> None:
-        """Take in one report."""
         match report:
             case Told(job=job, words=words):
                 self._row(job, "story.jsonl", {"at_s": round(at, 3), "what": words})

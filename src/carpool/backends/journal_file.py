@@ -25,7 +25,6 @@ class JournalFile:
         self._stream.flush()
 
     def record(self, record: Record) -> None:
-        """Append one record."""
         self._writer.record(record)
         self._stream.flush()
 

@@ -82,11 +82,9 @@ class OnlineEstimator:
 
     @property
     def version(self) -> int:
-        """Grows with every measurement."""
         return self._version + self.curves.version
 
     def expect(self, job: JobId, total: float) -> None:
-        """Set a job's total steps."""
         if self._totals.get(job) != total:
             self._totals[job] = total
             self._version += 1
@@ -101,7 +99,6 @@ class OnlineEstimator:
             self.expect(spec.id, total)
 
     def take(self, report: Report) -> None:
-        """Take in a job's length and own batch size."""
         if isinstance(report, Sized):
             self._batches.loaded(report.job, report.batch_size)
             self._versions[report.job] += 1
@@ -128,7 +125,6 @@ class OnlineEstimator:
         return self._totals.get(job)
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Steps per second at a placement."""
         key = self._key(spec, placement, shared=bool(placement.neighbours))
         known = self._rates.get(key)
         if known is not None:
@@ -234,7 +230,6 @@ class OnlineEstimator:
         return self.moves.move_s(spec)
 
     def record(self, record: Record) -> None:
-        """Follow the scheduler: costs of moves, and jobs that are over."""
         self.moves.record(record)
         self._over += (fact.job for fact in record.facts if isinstance(fact, JobFinished | JobFailed | JobCancelled))
         while len(self._over) > _REMEMBERED:
@@ -254,7 +249,6 @@ class OnlineEstimator:
         self.curves.forget(job)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Take in one measured rate and loss."""
         self._versions[job.id] += 1
         self.curves.learn(job.id, report.done, report.loss)
         self._batches.learn(job, report)
@@ -340,7 +334,6 @@ class OnlineEstimator:
         return found
 
     def _alone(self, job: JobId) -> float:
-        """The job's rate on one device of speed 1."""
         keys = self._of_job.get(job)
         if keys:
             _, groups, fraction, *_ = keys[-1]

@@ -60,7 +60,6 @@ class StepTimes:
     _squares: float = 0.0  # Σ n·x² over intervals of n steps at x seconds each
 
     def add(self, steps: float, seconds: float) -> None:
-        """Add one interval."""
         self.steps += steps
         self.seconds += seconds
         self.intervals += 1
@@ -68,7 +67,6 @@ class StepTimes:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step."""
         return self.seconds / self.steps
 
     @property
@@ -122,12 +120,10 @@ class StepTimeObserver:
         self._residents: dict[int, list[_JobTimes]] = {}  # by device
 
     def adopt(self, job: Job) -> None:
-        """Follow a recovered job from here on."""
         self._jobs[job.id] = _JobTimes(job.spec.model, base=job.done)
         self._hold(self._jobs[job.id], job.desired)
 
     def forget(self, job: JobId) -> None:
-        """Drop a job that is over."""
         watched = self._jobs.pop(job, None)
         if watched is not None:
             self._hold(watched, None)
@@ -138,7 +134,6 @@ class StepTimeObserver:
         self._totals[job] = steps
 
     def timed(self, job: JobId) -> dict[StepSetting, StepTimes]:
-        """Step times of a job by setting."""
         return self._jobs[job].timed if job in self._jobs else {}
 
     def costs(self, job: JobId) -> Costs:
@@ -149,7 +144,6 @@ class StepTimeObserver:
         return Costs(*[_median_cost(watched, gaps) for gaps in (watched.starts, watched.resizes, watched.ends)])
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         for fact in record.facts:
             self._take(record.at, fact)
         for change in record.planned.changes if record.planned is not None else ():
@@ -329,11 +323,9 @@ class ProfileLearner:
             self._step_times.adopt(job)
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         self._step_times.record(record)
 
     def take(self, report: Report) -> None:
-        """Take in a training's size or outcome."""
         match report:
             case Sized(job=job):
                 self._sized[job] = report
@@ -353,6 +345,5 @@ class ProfileLearner:
         return replace(profile, version=self._version)
 
     def forget(self, job: JobId) -> None:
-        """Drop a job that is over."""
         self._sized.pop(job, None)
         self._step_times.forget(job)

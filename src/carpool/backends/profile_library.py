@@ -48,12 +48,10 @@ class ProfileLibrary:
         return profile, found[0][1]
 
     def belief(self, program: Program) -> ProfileRateModel | None:
-        """The rate model of a program; None: unknown."""
         found = self.find(program.entry, program.args) if program.entry else None
         return None if found is None else as_belief(found[0], program)
 
     def beliefs(self, jobs: Sequence[ListedJob]) -> dict[JobId, ProfileRateModel]:
-        """The rate models of all known jobs."""
         found = {spec.id: self.belief(program) for spec, program in jobs}
         return {job: belief for job, belief in found.items() if belief is not None}
 

@@ -61,7 +61,6 @@ class RunFolder:
         return (self.path / "run.json").is_file()
 
     def job(self, name: str) -> Path:
-        """A job's own folder."""
         return JobFolder(self.path, name).path
 
     # -------------------------------------------------------------------------------------------------------- holding
@@ -140,7 +139,6 @@ class RunFolder:
 
     # ---------------------------------------------------------------------------------------------------------- jobs
     def write_outcome(self, outcome: Outcome) -> None:
-        """Write how a training ended."""
         self._replace(self.job(outcome.job) / "outcome.json", {"schema": SCHEMA, **asdict(outcome)})
 
     def outcome(self, job: JobId) -> Outcome | None:

@@ -28,17 +28,12 @@ from carpool.sim.worlds.base import PlainWorld, World
 class Bench(Protocol):
     """A backend with at least two devices under test."""
 
-    def submit(self, spec: JobSpec) -> None:
-        """Make a job known."""
-        ...
+    def submit(self, spec: JobSpec) -> None: ...
 
-    def give(self, *orders: Order) -> None:
-        """Give orders."""
-        ...
+    def give(self, *orders: Order) -> None: ...
 
     def run(self, seconds: float) -> list[Fact]:
         """All facts since the last call, after so much time; a live backend may return once every order is answered."""
-        ...
 
 
 class BackendContract:
@@ -49,7 +44,6 @@ class BackendContract:
     answer_s = 10.0  # in which orders are answered
 
     def make_bench(self) -> Bench:
-        """A fresh backend."""
         raise NotImplementedError(f"{type(self).__name__} overrides make_bench")
 
     def spec(self, name: str, seconds: float) -> JobSpec:
@@ -180,15 +174,12 @@ class MachinesBench:
         self._facts: list[Fact] = []
 
     def submit(self, spec: JobSpec) -> None:
-        """Make a job known."""
         self._backend.introduce(spec)
 
     def give(self, *orders: Order) -> None:
-        """Give orders."""
         self._facts.extend(self._backend.apply(self._at, orders))
 
     def run(self, seconds: float) -> list[Fact]:
-        """Let virtual time pass."""
         end = self._at + seconds
         while (at := self._events.next_at) is not None and at <= end:
             self._facts.extend(self._events.happen(at))

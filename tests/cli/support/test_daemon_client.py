@@ -233,7 +233,7 @@ def test_stories_reasons_and_files_come_from_the_daemon_where_it_has_the_job(
     assert printed(capsys, "why", "a").startswith("now: a holds 1 device")
     assert printed(capsys, "get", "a", "--out", "copy") == "copy/log\n"
     assert (tmp_path / "copy" / "log").read_text(encoding="utf-8") == "one\n"
-    assert "no daemon here knows job 'none', and there are no runs" in run_err(capsys, "explain", "none")
+    assert "job 'none', and there are no runs" in run_err(capsys, "explain", "none")
 
 
 def test_without_a_daemon_verbs_say_so(

@@ -61,7 +61,7 @@ def test_a_run_logs_recovery_decisions_orders_and_ends(tmp_path: Path, capsys: p
     assert plan["changes"] == {"a": [0]}
     assert plan["reason"]
     assert (order["order"], order["job"], order["generation"], order["devices"]) == ("assign", "a", 1, [0])
-    assert (logged[-1]["level"], logged[-1]["error"]) == ("warning", "no luck")
+    assert (logged[-1]["level"], logged[-1]["error"]) == ("info", "no luck")
 
 
 def test_faults_are_logged_at_their_level(capsys: pytest.CaptureFixture[str]) -> None:

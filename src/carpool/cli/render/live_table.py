@@ -25,11 +25,9 @@ class RunDisplay(Protocol):
 
     def refresh(self) -> None:
         """Show the present state; called a few times a second."""
-        ...
 
     def shown(self) -> AbstractContextManager[None]:
         """While entered, the display may take over the terminal."""
-        ...
 
 
 class NullDisplay:
@@ -39,7 +37,6 @@ class NullDisplay:
         """Show nothing."""
 
     def shown(self) -> AbstractContextManager[None]:
-        """A context without effect."""
         return nullcontext()
 
 
@@ -62,7 +59,6 @@ class LineDisplay:
             click.echo(f"{at:9.1f} s  {job:<{self._width}}  {words}", err=True)
 
     def shown(self) -> AbstractContextManager[None]:
-        """A context without effect."""
         return nullcontext()
 
     def _news(self, job: JobId, account: JobAccount) -> Iterator[tuple[float, str]]:
@@ -92,7 +88,6 @@ class LiveTable:
         self._live = Live(console=Console(stderr=True), auto_refresh=False)
 
     def refresh(self) -> None:
-        """Draw the table again."""
         self._live.update(self._drawn(), refresh=True)
 
     @contextmanager

@@ -70,7 +70,6 @@ class ReplayResult:
 
     @property
     def worst(self) -> float | None:
-        """The largest error of a completion time."""
         errors = [abs(job.error) for job in self.jobs if job.error is not None]
         return max(errors) if len(errors) == len(self.jobs) else None
 
@@ -139,7 +138,6 @@ class _RecordedWorld(EstimatorWorld):
     commands: frozenset[JobId] = frozenset()
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """One second per second for a command."""
         return Pace(1.0) if spec.id in self.commands else EstimatorWorld.pace(self, spec, done, placement)
 
 
@@ -150,7 +148,6 @@ class _LengthObserver:
         self._estimator, self._lengths = estimator, lengths
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         for fact in record.facts:
             if isinstance(fact, AssignApplied) and fact.job in self._lengths:
                 self._estimator.expect(fact.job, self._lengths[fact.job])

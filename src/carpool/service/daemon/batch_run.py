@@ -123,27 +123,22 @@ class BatchRun:
 
     @property
     def accounting(self) -> JobAccounting:
-        """What became of each job so far."""
         return self._daemon.observers.accounting
 
     @property
     def estimator(self) -> OnlineEstimator:
-        """What is known of the jobs' lengths and rates."""
         return self._daemon.observers.estimator
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler."""
         return self._daemon.scheduler
 
     @property
     def devices(self) -> tuple[LocalDevice, ...]:
-        """The devices, numbered as the cluster numbers them."""
         return self._daemon.devices
 
     @property
     def notices(self) -> list[str]:
-        """What opening the store found, for the user."""
         return self._daemon.notices
 
     async def run(self) -> RunEnd:
@@ -192,7 +187,6 @@ class BatchRun:
         self.is_interrupted = True
 
     def close(self) -> None:
-        """Close store and journal and let go of the folder."""
         self._closing.close()
 
 

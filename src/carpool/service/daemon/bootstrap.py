@@ -175,7 +175,6 @@ class DaemonInstance:
 
     @staticmethod
     def header(options: DaemonOptions) -> Header:
-        """The header of a new journal."""
         cluster = as_cluster(options.devices, options.supplies)
         return Header(options.version, options.policy or options.default_policy, cluster)
 
@@ -186,7 +185,6 @@ class DaemonInstance:
 
     @property
     def read_model(self) -> ReadModel:
-        """What queries read."""
         accounting, estimator, allocations, events, _ = self.observers
         return ReadModel(
             loop=self.loop,
@@ -260,7 +258,7 @@ class DaemonInstance:
             self.notices.append("The executor of the previous daemon does not fit; its jobs resume from checkpoints.")
             self._make_loop(found)
             await self.loop.end_executors()
-            self.loop.replace_executor(LOCAL, await self._start_executor())
+            self._executors.replace(LOCAL, await self._start_executor())
         else:
             self._make_loop(await self._start_executor())
         self._first += [*self._lost_programs(), *self._rejoin()]
@@ -300,14 +298,12 @@ class DaemonInstance:
         self.loop.stop(leave_running=leave_running)
 
     def close(self) -> None:
-        """Close the store and let go of the folder."""
         self.observers.events.feed.close()
         self.store.close()
         self._folder.let_go()
 
     # ----------------------------------------------------------------------------------------------- following the loop
     def record(self, record: Record) -> None:
-        """Follow the cluster, and note jobs that are over."""
         for fact in record.facts:
             if isinstance(fact, NodeJoined):
                 self.observers.estimator.cluster = self.observers.allocations.cluster = self.scheduler.cluster
@@ -318,8 +314,8 @@ class DaemonInstance:
 
     def _make_loop(self, port: ExecutorPort, known: Collection[JobId] = ()) -> None:
         self.clock = self.options.clock(self.scheduler.at, self.store.begun_at)
-        executors = ExecutorGroup({LOCAL: port})
-        executors.replace(LOCAL, port, known)
+        self._executors = ExecutorGroup({LOCAL: port})
+        self._executors.replace(LOCAL, port, known)
         hooks = LoopHooks(
             before_submit=self._profiles.introduce,
             on_submit=self._on_submit,
@@ -332,7 +328,7 @@ class DaemonInstance:
         self.loop = DaemonLoop(
             self.scheduler,
             self.store,
-            executors,
+            self._executors,
             self.clock,
             hooks,
             self.options.loop,

@@ -58,15 +58,10 @@ class ExecutorAccess(Protocol):
 
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
         """Claim an executor that an earlier daemon left running; None where there is none."""
-        ...
 
-    async def start(self, claims: ClaimSource) -> ExecutorPort:
-        """Start a new executor."""
-        ...
+    async def start(self, claims: ClaimSource) -> ExecutorPort: ...
 
-    def close(self) -> None:
-        """Clean up after the executor ended."""
-        ...
+    def close(self) -> None: ...
 
 
 class PersistentExecutor:
@@ -91,7 +86,6 @@ class PersistentExecutor:
         return None
 
     async def start(self, claims: ClaimSource) -> ExecutorPort:
-        """Start an executor behind the socket."""
         end, process = self._socket.open(self._environment)
         try:
             return await ExecutorClient.claim(end, await self._claim(claims), process)
@@ -117,11 +111,9 @@ class ChildExecutor:
         self._start = start
 
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
-        """None: no executor is left by an earlier process."""
         return None
 
     async def start(self, claims: ClaimSource) -> ExecutorPort:
-        """Start a child process."""
         claim = claims.next()
         return await self._start(claim.devices, claim.state)
 

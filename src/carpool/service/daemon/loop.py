@@ -8,7 +8,7 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from carpool.backends.executor_group import ExecutorGroup, Introduction
 from carpool.backends.ports import ExecutorGone, ExecutorPort, WaitableClock
@@ -49,39 +49,25 @@ async def commit_inline(commit: Callable[[], None]) -> None:
     commit()
 
 
-class LoopEnd(Protocol):
-    """Decides when the loop ends by itself."""
+class LoopEnd:
+    """Decides when the loop ends by itself: by default never."""
 
     def is_over(self, scheduler: Scheduler) -> bool:
         """Whether nothing is left to do."""
-        ...
-
-    def starved(self, scheduler: Scheduler) -> Sequence[Fact]:
-        """Failures of jobs that will never be scheduled."""
-        ...
-
-
-class EndWhenStopped:
-    """Runs until `DaemonLoop.stop`."""
-
-    def is_over(self, scheduler: Scheduler) -> bool:
-        """Never."""
         return False
 
     def starved(self, scheduler: Scheduler) -> Sequence[Fact]:
-        """None: jobs may still be submitted, changed or cancelled."""
+        """Failures of jobs that will never be scheduled."""
         return ()
 
 
-class EndWhenDone:
+class EndWhenDone(LoopEnd):
     """Ends when every job is over; jobs that wait while nothing runs and nothing else can happen fail."""
 
     def is_over(self, scheduler: Scheduler) -> bool:
-        """Whether every job is over."""
         return not scheduler.jobs
 
     def starved(self, scheduler: Scheduler) -> Sequence[Fact]:
-        """Failures of all jobs where none runs and neither the policy nor a foreign process can change that."""
         if scheduler.num_running or scheduler.wake_at is not None or scheduler.outsiders:
             return ()
         error = f"policy {scheduler.policy!r} assigns it no devices, and no event is left that could change that"
@@ -108,7 +94,7 @@ class LoopOptions:
     retain: int = _RECORDS_RETAINED
     planning_share: float = 0.2  # of the time, at most
     introduce_early: bool = False  # tell executors of jobs when they are submitted, not with their first order
-    end: LoopEnd = field(default_factory=EndWhenStopped)
+    end: LoopEnd = field(default_factory=LoopEnd)
 
 
 class CommitFailed(CarpoolError):
@@ -161,7 +147,6 @@ class DaemonLoop:
         scheduler.follow(self)
 
     def record(self, record: Record) -> None:
-        """Note which jobs are over."""
         self._since_snapshot += 1
         for fact in record.facts:
             if isinstance(fact, JobFinished | JobFailed | JobCancelled):
@@ -203,7 +188,6 @@ class DaemonLoop:
         await asyncio.gather(*[asyncio.shield(each) for each in pending if each is not None])
 
     def tell(self, job: JobId, words: str) -> None:
-        """Add a sentence to a job's history."""
         self._keep_report(self._now(), Told(job, words))
 
     def proceed(self) -> None:
@@ -217,7 +201,6 @@ class DaemonLoop:
         self._stopping.set()
 
     def abort(self) -> None:
-        """End without waiting for checkpoints."""
         self._aborting.set()
         self._stopping.set()
 
@@ -305,10 +288,6 @@ class DaemonLoop:
         """
         marks = {name: ExecutorMark(port.life, port.heard) for name, port in self._executors}
         self._store.mark = CommitMark(self._store.mark.epoch, marks)
-
-    def replace_executor(self, name: str, port: ExecutorPort) -> None:
-        """Use a new executor, which knows no job; before `run`."""
-        self._executors.replace(name, port)
 
     async def end_executors(self, *, checkpoint: bool = True) -> None:
         """End the executors and store their last reports; before `run`."""

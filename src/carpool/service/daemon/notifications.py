@@ -51,7 +51,6 @@ class Notification:
 
     @property
     def address(self) -> str:
-        """The webhook address; empty for a command."""
         is_address = len(self.target) == 1 and self.target[0].startswith(("http://", "https://"))
         return self.target[0] if is_address else ""
 

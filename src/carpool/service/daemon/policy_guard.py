@@ -39,7 +39,6 @@ class PlanningBudget:
         self._as_of = clock()
 
     def begin(self) -> PlanningStart:
-        """Call before a plan."""
         return PlanningStart(self._clock(), self._cpu_clock())
 
     def after(self, began: PlanningStart) -> float:

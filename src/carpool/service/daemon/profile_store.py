@@ -30,15 +30,11 @@ class ProfileSource(Protocol):
 
     def belief(self, job: ListedJob) -> ProfileRateModel | None:
         """What is known of a job before it runs."""
-        ...
 
     def saved(self, job: JobId, program: Program) -> Profile | None:
         """The profile to add measurements to."""
-        ...
 
-    def save(self, job: JobId, program: Program, profile: Profile) -> None:
-        """Write a job's profile."""
-        ...
+    def save(self, job: JobId, program: Program, profile: Profile) -> None: ...
 
 
 class ProfileStore:
@@ -80,7 +76,6 @@ class SharedProfiles:
         self._cache: dict[Path, tuple[int, Profile | None]] = {}  # with the modification time
 
     def belief(self, job: ListedJob) -> ProfileRateModel | None:
-        """What earlier jobs, or the user's profiles, tell of a job."""
         program = job.program
         if not program.entry:
             return None
@@ -90,11 +85,9 @@ class SharedProfiles:
         return None if profile is None else as_belief(profile, program)
 
     def saved(self, job: JobId, program: Program) -> Profile | None:
-        """The profile of the same entry and arguments."""
         return self._profile(self._path(program))
 
     def save(self, job: JobId, program: Program, profile: Profile) -> None:
-        """Write the profile of the entry and its arguments."""
         write_profile(profile, self._path(program))
 
     def _path(self, program: Program) -> Path:
@@ -121,13 +114,11 @@ class RunProfiles:
         self._beliefs = beliefs
 
     def write_beliefs(self) -> None:
-        """Write what the run begins with."""
         for job, belief in self._beliefs.items():
             with contextlib.suppress(InputError):  # a full disk does not fail the run
                 write_profile(belief.profile, self._folder.job(job) / BELIEVED)
 
     def belief(self, job: ListedJob) -> ProfileRateModel | None:
-        """What was given for a job."""
         return self._beliefs.get(job.spec.id)
 
     def saved(self, job: JobId, program: Program) -> Profile | None:
@@ -136,7 +127,6 @@ class RunProfiles:
         return _read(self._folder.job(job) / PROFILE) or (None if belief is None else belief.profile)
 
     def save(self, job: JobId, program: Program, profile: Profile) -> None:
-        """Write a job's profile into its folder."""
         write_profile(profile, self._folder.job(job) / PROFILE)
 
 

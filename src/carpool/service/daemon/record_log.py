@@ -27,7 +27,6 @@ class RecordLog:
     """An observer of the scheduler that logs records; programs, arguments and environments never appear."""
 
     def record(self, record: Record) -> None:
-        """Log what one record decided and what went wrong in it."""
         if not _log.isEnabledFor(logging.ERROR):
             return
         for fact in record.facts:
@@ -53,7 +52,7 @@ def _log_fact(at: float, fact: Fact) -> None:
         case JobCancelled(job=job):
             log_event(_log, "job_cancelled", at_s=at, job=job)
         case JobFailed(job=job, error=error):
-            log_event(_log, "job_failed", level=logging.WARNING, at_s=at, job=job, error=error)
+            log_event(_log, "job_failed", at_s=at, job=job, error=error)
         case JobCrashed(job=job, error=error, done=done):
             log_event(_log, "job_crashed", level=logging.WARNING, at_s=at, job=job, done=done, error=error)
         case PolicyChanged(policy=policy, fault=fault):

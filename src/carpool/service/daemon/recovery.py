@@ -58,12 +58,10 @@ class StateObservers(NamedTuple):
     learner: ProfileLearner  # follows new records only
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         for each in (self.accounting, self.estimator, self.allocations, self.events):
             each.record(record)
 
     def take(self, at: float, report: Report) -> None:
-        """Take in a report."""
         self.accounting.take(at, report)
         self.estimator.take(report)
         self.learner.take(report)

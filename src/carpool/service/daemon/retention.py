@@ -45,7 +45,6 @@ class CheckpointRetention:
         self._cleared: set[JobId] = set()  # jobs whose checkpoints are deleted
 
     async def run(self) -> None:
-        """Check now and every hour."""
         while self._days:
             await self.check()
             await asyncio.sleep(_INTERVAL_S)

@@ -35,7 +35,6 @@ class LogLine(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the checksum matches."""
         return self.crc == checksum(self.before, self.number, self.body)
 
 
@@ -135,7 +134,6 @@ class AcceptLog:
         return cls(FileIO(path, "ab"), last_crc, sync=sync)
 
     def add(self, lines: Sequence[LogLine]) -> None:
-        """Append lines durably."""
         size, last_crc = self._size, self.last_crc
         text = b"".join(map(_text, lines))
         try:
@@ -160,7 +158,6 @@ class AcceptLog:
         self._size, self.last_crc = size, last_crc
 
     def close(self) -> None:
-        """Close the file."""
         self._stream.close()
 
 

@@ -50,7 +50,6 @@ class Database:
 
     @property
     def version(self) -> int:
-        """The number of migrations applied."""
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         return int(version)
 
@@ -102,7 +101,6 @@ class Database:
                 yield number, crc, body.decode("ascii")
 
     def add(self, lines: Iterable[LogLine]) -> None:
-        """Write lines durably."""
         with self._transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO lines (number, body, crc, before) VALUES (?, ?, ?, ?)", lines

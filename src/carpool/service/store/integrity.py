@@ -42,7 +42,6 @@ class IntegrityReport(NamedTuple):
         return not self.lost and not self.header_lost
 
     def messages(self) -> tuple[str, ...]:
-        """Each finding as a sentence."""
         found = []
         if self.set_aside is not None:
             found.append(
@@ -124,7 +123,6 @@ class StoreContents(NamedTuple):
 
     @property
     def lines(self) -> dict[int, LogLine]:
-        """All sound lines, by number."""
         return {**self.rows, **self.reading.lines}
 
     @property

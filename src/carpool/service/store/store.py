@@ -48,11 +48,9 @@ class CommitMark(NamedTuple):
     executors: Mapping[str, ExecutorMark] = _NO_EXECUTORS  # by name
 
     def of(self, executor: str) -> ExecutorMark:
-        """The mark of one executor."""
         return self.executors.get(executor, ExecutorMark())
 
     def to_json(self) -> dict[str, Any]:
-        """The mark as JSON values."""
         return {"epoch": self.epoch, "executors": self.executors}
 
     @classmethod
@@ -152,11 +150,9 @@ class Store:
 
     # -------------------------------------------------------------------------------------------------------- writing
     def detail(self, job: JobId, details: Mapping[str, Any]) -> None:
-        """Store details with the record that submits a job."""
         self._details[job] = details
 
     def add_report(self, at: float, report: Mapping[str, Any]) -> None:
-        """Store a report with the next record."""
         self._reports.append(StoredReport(at, report))
 
     def flush_reports(self, at: float) -> None:
@@ -268,13 +264,11 @@ class Store:
 
     # -------------------------------------------------------------------------------------------------------- reading
     def entries(self, after: int = 0) -> Iterator[StoredRecord]:
-        """Stored records behind a number, oldest first."""
         for line in () if self._files is None else self._files.database.lines():
             if line.number > after and line.is_sound:
                 yield parse_entry(line)
 
     def records(self) -> Iterator[Record]:
-        """Every stored record, oldest first."""
         return (entry.record for entry in self.entries())
 
     def close(self) -> None:
@@ -295,7 +289,6 @@ class JournalHead(NamedTuple):
     begun_at: float = 0.0  # Unix time of instant 0
 
     def line(self) -> LogLine:
-        """The head as line 0."""
         body: dict[str, Any] = {"header": header_to_json(self.header), "store": len(MIGRATIONS), "first": self.first}
         if self.begun_at:
             body["begun_at"] = self.begun_at
@@ -305,7 +298,6 @@ class JournalHead(NamedTuple):
 
     @classmethod
     def read(cls, line: LogLine) -> JournalHead:
-        """The inverse of `line`."""
         body = json.loads(line.body)
         kept = _snapshot_from_json(body["balance"]) if "balance" in body else None
         return cls(header_from_json(body["header"]), body["first"], kept, body.get("begun_at", 0.0))
