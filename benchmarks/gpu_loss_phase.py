@@ -31,7 +31,6 @@ from trials.late import LateRun
 from trials.phased import keep_pixels
 from trials.phases import lanes_of
 
-from carpool.backends.local_run import RunRequest
 from carpool.backends.profile_library import ProfileLibrary
 from carpool.backends.run_folder import RunFolder
 from carpool.core.model import Phase
@@ -40,6 +39,7 @@ from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.jobs.job_file import ListedJob, parse_jobs
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+from carpool.service.daemon.batch_run import RunRequest
 from tests.support.shared_executor import SharedExecutor
 
 HERE = Path(__file__).resolve().parent / "trials"
@@ -78,12 +78,20 @@ class Table:
         began = time.monotonic()
         rows = [{**job, "name": f"{job['name']}-{self.number}"} for job in jobs]
         listed: tuple[ListedJob, ...] = parse_jobs({"job": rows}, HERE, "benchmark")
-        asked = RunRequest("phases", listed, tuple(self.devices), policy, repr(policy), "benchmark")
+        request = RunRequest(
+            "phases",
+            listed,
+            tuple(self.devices),
+            repr(policy),
+            "benchmark",
+            find_policy=lambda text: policy,
+            profiles=ProfileLibrary(self.root).beliefs(listed),
+        )
         late = {rows[-1]["name"]: gap_s}
         folder = RunFolder(self.root / "runs" / str(self.number))
-        run = LateRun(asked, folder, late, ProfileLibrary(self.root).beliefs(listed), self.lender)
-        await asyncio.wait_for(run.go(run.start), max(1.0, self.until - time.monotonic()))
-        accounts = list(run.ledger.accounts.values())
+        run = LateRun.prepare(request, folder, late, self.lender.lend)
+        await asyncio.wait_for(run.run(), max(1.0, self.until - time.monotonic()))
+        accounts = list(run.accounting.accounts.values())
         if failed := [account.error for account in accounts if account.phase is not Phase.FINISHED]:
             raise RuntimeError("; ".join(failed))
         self.longest_s = max(self.longest_s, time.monotonic() - began)

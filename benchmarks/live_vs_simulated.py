@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from measured import save
 from trials.late import LateRun
 
-from carpool.backends.local_run import RunRequest
 from carpool.backends.profile_library import ProfileLibrary
 from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder
 from carpool.cli.support.replay_sim import kept_profiles, simulate_run
@@ -31,6 +30,7 @@ from carpool.core.model import JobId, Phase
 from carpool.jobs.devices import parse_devices
 from carpool.jobs.job_file import ListedJob, parse_jobs
 from carpool.policies.registry import parse_policy
+from carpool.service.daemon.batch_run import RunRequest
 
 HERE = Path(__file__).resolve().parent / "trials"
 WITHIN, WHOLE_WITHIN = 0.15, 0.10
@@ -109,10 +109,10 @@ def run(
     """One live run; its folder, with profiles beside the journal."""
     folder = RunFolder(root / "runs" / name)
     found = tuple(parse_devices(devices))
-    asked = RunRequest(name, jobs, found, parse_policy(policy), policy, "benchmark")
-    begun = LateRun(asked, folder, submit_s, ProfileLibrary(root).beliefs(jobs))
-    asyncio.run(begun.go(begun.start))
-    failed = [account.error for account in begun.ledger.accounts.values() if account.phase is not Phase.FINISHED]
+    request = RunRequest(name, jobs, found, policy, "benchmark", profiles=ProfileLibrary(root).beliefs(jobs))
+    begun = LateRun.prepare(request, folder, submit_s)
+    asyncio.run(begun.run())
+    failed = [account.error for account in begun.accounting.accounts.values() if account.phase is not Phase.FINISHED]
     if failed:
         raise SystemExit(f"{policy}: {failed}")
     return folder

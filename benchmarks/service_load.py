@@ -150,7 +150,7 @@ def _start(folder: Path, policy: str) -> tuple[subprocess.Popen[str], int]:
             [sys.executable, "-m", "carpool", "serve", *words], env=environment, stdout=log, stderr=log, text=True
         )
     until = time.monotonic() + 120.0
-    while "listens at" not in (folder / "daemon.log").read_text():
+    while "listening at" not in (folder / "daemon.log").read_text():
         if daemon.poll() is not None or time.monotonic() > until:
             daemon.kill()
             raise SystemExit((folder / "daemon.log").read_text())

@@ -70,7 +70,7 @@ def setup(state: Path, devices: tuple[LocalDevice, ...], camera: SnapshotCommit 
 async def until(house: DaemonInstance, found: Callable[[], bool]) -> None:
     """Follow the feed until something holds."""
     async with asyncio.timeout(PATIENCE_S):
-        async for _ in house.followers.chronicle.feed.listen(0):
+        async for _ in house.observers.events.feed.listen(0):
             if found():
                 return
 
@@ -89,7 +89,7 @@ async def live(state: Path, devices: tuple[LocalDevice, ...], jobs: int, chance:
                 for each in range(number, min(jobs, number + chance.randint(1, 4)))
             ]
             number += len(group)
-            await house.daemon.submit(group)
+            await house.loop.submit(group)
         await until(house, lambda: len(house.scheduler.jobs) <= jobs // 3)
         house.stop()
         await running

@@ -12,13 +12,13 @@ from typing import Any
 
 from trials.late import LateRun
 
-from carpool.backends.local_run import RunRequest
 from carpool.backends.run_folder import RunFolder
 from carpool.core.model import Phase
 from carpool.core.policy import Policy
 from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.jobs.job_file import parse_jobs
 from carpool.policies.registry import parse_policy
+from carpool.service.daemon.batch_run import RunRequest
 
 HERE = Path(__file__).resolve().parent
 Seconds = dict[str, float]
@@ -28,10 +28,12 @@ def once(policy: Policy, devices: Sequence[LocalDevice], jobs: Mapping[str, Any]
     """One run; how long each job took from its submission, and the whole."""
     with tempfile.TemporaryDirectory() as place:
         listed = parse_jobs(jobs, HERE, "benchmark")
-        asked = RunRequest("phases", listed, tuple(devices), policy, repr(policy), "benchmark")
-        run = LateRun(asked, RunFolder(Path(place)), {"younger": gap_s})
-        asyncio.run(run.go(run.start))
-        accounts = run.ledger.accounts
+        request = RunRequest(
+            "phases", listed, tuple(devices), repr(policy), "benchmark", find_policy=lambda text: policy
+        )
+        run = LateRun.prepare(request, RunFolder(Path(place)), {"younger": gap_s})
+        asyncio.run(run.run())
+        accounts = run.accounting.accounts
         failed = [account.error for account in accounts.values() if account.phase is not Phase.FINISHED]
         if failed:
             raise SystemExit(f"{policy!r}: {failed}")

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import RunEnd
-from carpool.backends.local_run import LocalRun, RunRequest
 from carpool.backends.run_folder import RunFolder
 from carpool.core.model import Phase
 from carpool.jobs.devices import parse_devices
 from carpool.jobs.job_file import parse_jobs
-from carpool.policies.registry import POLICIES, parse_policy
+from carpool.policies.registry import POLICIES
 from carpool.runtime.executor.client import ExecutorClient
+from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
 from tests.support.shared_executor import SharedExecutor
 
 pytest.importorskip("torch")
@@ -78,8 +77,9 @@ def test_real_jobs_run_to_their_end(policy: str, loop: asyncio.Runner, lender: S
         {"name": f"{policy}-c", "batch": {"size": 16, "tune": True, "min": 8, "max": 32}},
     ]
     jobs = parse_jobs({"defaults": {}, "job": [{"entry": "train.py:net", **row} for row in rows]}, home, "test")
-    run = LocalRun(
-        RunRequest("test", jobs, tuple(DEVICES), parse_policy(text), text, "0"), RunFolder(home / "runs" / policy)
-    )
-    assert loop.run(asyncio.wait_for(run.go(lender.lend), 60.0)) is RunEnd.DONE
-    assert {account.phase for account in run.ledger.accounts.values()} == {Phase.FINISHED}, run.ledger.accounts
+    request = RunRequest("test", jobs, tuple(DEVICES), text, "0")
+    run = BatchRun.open(request, RunFolder(home / "runs" / policy), lender.lend)
+    assert loop.run(asyncio.wait_for(run.run(), 60.0)) is RunEnd.DONE
+    run.close()
+    accounts = run.accounting.accounts
+    assert {account.phase for account in accounts.values()} == {Phase.FINISHED}, accounts

@@ -1,19 +1,31 @@
 """What a job's account says while facts about it come in, late ones too."""
 
 from carpool.backends.job_accounting import JobAccount, JobAccounting
-from carpool.core.messages import Change, Fact, JobPaused, JobResumed, JobSubmitted, Planned, ProgressReported, Record
-from carpool.core.model import Allocation, JobId, JobSpec
+from carpool.core.messages import (
+    Change,
+    Fact,
+    JobPaused,
+    JobResumed,
+    JobSubmitted,
+    NodeLost,
+    Planned,
+    ProgressReported,
+    Record,
+)
+from carpool.core.model import Allocation, JobId, JobSpec, NodeId
+from carpool.core.topology import Cluster
 
 JOB = JobId("a")
+CLUSTER = Cluster.build([(2, 2, "cpu")])
 
 
 def kept(*records: Record) -> JobAccount:
     """The account of a job that got a device at once, after these records."""
-    ledger = JobAccounting()
+    accounting = JobAccounting(CLUSTER)
     given = Planned("it is the only one", (Change(JOB, Allocation.of(0)),))
     for record in (Record(0.0, [JobSubmitted(JobSpec(JOB))], given), *records):
-        ledger.record(record)
-    return ledger.accounts[JOB]
+        accounting.record(record)
+    return accounting.accounts[JOB]
 
 
 def progress(done: float) -> Fact:
@@ -38,4 +50,15 @@ def test_a_report_that_comes_after_a_pause_gives_no_rate_either() -> None:
 
 def test_the_story_tells_of_pauses() -> None:
     account = kept(Record(1.0, [JobPaused(JOB)]), Record(5.0, [JobResumed(JOB)]))
-    assert account.story == [(1.0, "was paused by its user"), (5.0, "was resumed by its user")]
+    assert [(at, words.split()[0]) for at, words in account.story] == [(1.0, "paused"), (5.0, "resumed")]
+
+
+def test_a_lost_node_takes_off_only_the_jobs_on_it() -> None:
+    accounting = JobAccounting(CLUSTER)
+    jobs = {JobId(name): Allocation.of(*devices) for name, devices in {"a": (0,), "b": (1, 2), "c": (3,)}.items()}
+    given = Planned("all fit", tuple(Change(job, held) for job, held in jobs.items()))
+    accounting.record(Record(0.0, [JobSubmitted(JobSpec(job)) for job in jobs], given))
+    accounting.record(Record(5.0, [NodeLost(NodeId(0))]))
+    held = {job: account.held for job, account in accounting.accounts.items()}
+    assert held == {"a": None, "b": None, "c": Allocation.of(3)}
+    assert [account.held_s for account in accounting.accounts.values()] == [5.0, 5.0, 0.0]

@@ -1,5 +1,6 @@
-"""Event files: checked against the format's own numbers, and read back record by record."""
+"""Files of a job: event files are as TensorBoard reads them, and one unwritable folder affects no other job."""
 
+import json
 import struct
 from math import exp
 from pathlib import Path
@@ -8,7 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from carpool.backends.job_files import EventFile, crc32c
+from carpool.backends.job_files import EventFile, JobFileWriter, crc32c
+from carpool.backends.run_folder import RunFolder
+from carpool.core.model import JobId
+from carpool.runtime.executor.reports import Evaluation, Outcome, Told
 
 
 def records(path: Path) -> list[bytes]:
@@ -57,3 +61,31 @@ def test_any_figure_can_be_written(tmp_path_factory: pytest.TempPathFactory, tag
         assert (written > 0) == (value > 0)
     else:
         assert written == pytest.approx(value, rel=1e-6, abs=1e-37, nan_ok=True)
+
+
+def test_lines_that_were_torn_cost_no_others(tmp_path: Path) -> None:
+    folder, job = RunFolder(tmp_path), JobId("a")
+    folder.job("a").mkdir(parents=True)
+    folder.append(job, "story.jsonl", {"at_s": 1.0, "what": "began"})
+    with (folder.job("a") / "story.jsonl").open("ab") as file:
+        file.write(b'{"schema":1,"at_s":2.0,"what":"was gut\xc3\n')  # in the middle of a character
+    folder.append(job, "story.jsonl", {"at_s": 3.0, "what": "goes on"})
+    assert [row["what"] for row in folder.rows(job, "story.jsonl")] == ["began", "goes on"]
+    assert list(folder.rows(job, "none.jsonl")) == []
+
+
+def test_a_folder_that_is_gone_takes_nothing_from_other_jobs(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    writer = JobFileWriter(folder)
+    folder.job("b").mkdir(parents=True)
+    for job in (JobId("a"), JobId("b")):
+        writer.take(1.0, Told(job, "began"))
+        writer.take(2.0, Evaluation(job, 7, {"perplexity": 1e300}))
+        writer.take(3.0, Outcome(job, steps=7, epochs=1, loss=None, digest="d"))
+    writer.cut()()
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["b"]
+    assert json.loads((folder.job("b") / "story.jsonl").read_text())["what"] == "began"
+    assert json.loads((folder.job("b") / "metrics.jsonl").read_text())["metrics"] == {"perplexity": 1e300}
+    outcome = folder.outcome(JobId("b"))
+    assert outcome is not None
+    assert outcome.digest == "d"

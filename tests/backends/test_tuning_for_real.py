@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import ExecutorPort, RunEnd
-from carpool.backends.local_run import LocalRun, RunRequest
 from carpool.backends.run_folder import RunFolder
 from carpool.core.model import JobId, Phase
 from carpool.jobs.devices import parse_devices
 from carpool.jobs.job_file import parse_jobs
-from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.client import ExecutorClient
+from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -57,16 +55,12 @@ def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
     ]
     devices = tuple(parse_devices("cpu:1x1"))
     jobs = parse_jobs({"job": [*rows, {"name": "own", "entry": "train.py:digits"}]}, tmp_path, "test")
-    run = LocalRun(
-        RunRequest("test", jobs, devices, parse_policy(policy), policy, "0"), RunFolder(tmp_path / "run"), resume=False
-    )
-
-    async def start(devices: object, state: Path) -> ExecutorPort:
-        return await ExecutorClient.start(tuple(run.devices), state)
-
-    assert asyncio.run(asyncio.wait_for(run.go(start), 100.0)) is RunEnd.DONE
+    request = RunRequest("test", jobs, devices, policy, "0")
+    run = BatchRun.open(request, RunFolder(tmp_path / "run"), ExecutorClient.start)
+    assert asyncio.run(asyncio.wait_for(run.run(), 100.0)) is RunEnd.DONE
+    run.close()
     sizes: dict[str, set[int]] = {}
-    for name, account in run.ledger.accounts.items():
+    for name, account in run.accounting.accounts.items():
         assert account.phase is Phase.FINISHED, account.error
         assert account.outcome is not None
         assert account.outcome.metrics["accuracy"] >= 0.9
@@ -75,6 +69,6 @@ def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
     assert tried or policy != TRIES_AT_ONCE, sizes
     assert all(8 <= size <= 128 for size in tried)
     assert sizes["own"] == {0}, "only where the job allows it"
-    seen = [name for name in sizes if run.live.noise(JobId(name)) is not None]
+    seen = [name for name in sizes if run.estimator.noise(JobId(name)) is not None]
     assert set(seen) <= {"a", "b"}, "gradients of others are not compared"
     assert seen or policy != TRIES_AT_ONCE, "a training that is over at once has told nothing"

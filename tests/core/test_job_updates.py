@@ -44,7 +44,7 @@ class Harness:
 
     def __init__(self, policy: str = "wsrtf") -> None:
         self.records: list[Record] = []
-        self.metrics, self.ledger, self.spans = Metrics(CLUSTER), JobAccounting(), AllocationHistory(CLUSTER)
+        self.metrics, self.ledger, self.spans = Metrics(CLUSTER), JobAccounting(CLUSTER), AllocationHistory(CLUSTER)
         self.backend = FakeBackend(answers_at_once=True)
         followers = (self, self.metrics, self.ledger, self.spans)
         self.scheduler = Scheduler(CLUSTER, parse_policy(policy), observers=followers, find_policy=parse_policy)

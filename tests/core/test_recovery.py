@@ -206,7 +206,7 @@ def test_a_journal_with_gaps_is_still_folded(policy: Policy, ground: Scenario, d
     again.handle(again.at, [NodeJoined(node.name) for node in nodes])
     check_state(again)
     followers = (
-        JobAccounting(),
+        JobAccounting(again.cluster),
         AllocationHistory(again.cluster),
         OnlineEstimator(again.cluster),
         EventLog(EventFeed()),

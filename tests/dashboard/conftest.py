@@ -112,7 +112,7 @@ async def serve(
         loop = asyncio.get_running_loop()
 
         def close() -> None:
-            service._model.chronicle.feed.close()  # ends open streams
+            service._model.events.feed.close()  # ends open streams
             server.should_exit = True
 
         port = server.servers[0].sockets[0].getsockname()[1]

@@ -182,7 +182,7 @@ def test_only_admins_change_the_policy(open_dashboard: Any) -> None:
 
 def test_the_error_of_a_replaced_policy_is_shown(open_dashboard: Any) -> None:
     async def act(dashboard: Any) -> None:
-        await dashboard.service._model.daemon.wish(PolicyChanged("las", "policy Mine failed: KeyError: <a>"))
+        await dashboard.service._model.loop.apply(PolicyChanged("las", "policy Mine failed: KeyError: <a>"))
         for page in ("/cluster", "/decisions"):
             assert "policy Mine failed: KeyError: &lt;a&gt;" in (await dashboard.client.get(page)).text
         await dashboard.service.change_policy(Principal("root", Role.ADMIN), "las")

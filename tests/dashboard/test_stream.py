@@ -24,7 +24,7 @@ def test_events_are_merged_into_one_message(open_dashboard: Any) -> None:
             assert await anext(stream) == b"retry: 2000\n\n"
             listening = asyncio.create_task(next_message(stream))
             await asyncio.sleep(0)
-            feed = dashboard.service._model.chronicle.feed
+            feed = dashboard.service._model.events.feed
             for number in range(3):
                 feed.add(0.0, "progress", f"j{number}", "ada")
             feed.add(0.0, "decision")
@@ -44,7 +44,7 @@ def test_events_of_other_users_are_hidden(open_dashboard: Any) -> None:
             await anext(stream)
             listening = asyncio.create_task(next_message(stream))
             await asyncio.sleep(0)
-            feed = dashboard.service._model.chronicle.feed
+            feed = dashboard.service._model.events.feed
             feed.add(0.0, "progress", "hers", "ada")
             feed.add(0.0, "progress", "his", "ben")
             assert await listening == {"kinds": ["progress"], "jobs": ["his"]}
@@ -58,7 +58,7 @@ def test_the_stream_ends_with_the_feed(open_dashboard: Any) -> None:
         async with open_dashboard() as dashboard:
             stream = page_events(dashboard.service, Principal("root", Role.ADMIN), min_interval_s=0.0)
             await anext(stream)
-            dashboard.service._model.chronicle.feed.close()
+            dashboard.service._model.events.feed.close()
             assert [text async for text in stream if text.startswith(b"data")] == []
 
     asyncio.run(play())

@@ -15,6 +15,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 from carpool.cli.main import VERBS
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header
+from carpool.core.messages import Record
 from carpool.core.topology import Cluster
 from carpool.service.admission import Quotas
 from carpool.service.config import read_settings
@@ -55,7 +56,8 @@ def test_every_metric_of_the_grafana_dashboard_exists(tmp_path: Path) -> None:
 
 def test_the_error_for_a_newer_store_is_on_the_page(tmp_path: Path) -> None:
     header = Header("1", "fifo", Cluster.build([(1, 1, "cpu")]))
-    Store.open(tmp_path, header).close()
+    with closing(Store.open(tmp_path, header)) as store:
+        store.record(Record(1.0, ()))
     with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     (tmp_path / LOG).unlink()

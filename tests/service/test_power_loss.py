@@ -65,11 +65,11 @@ def test_a_daemon_opens_and_says_what_it_found(
         DaemonOptions(lay_out(damage.harm(chance, now, then), tmp_path), tuple(parse_devices("cpu:2")), "1", "fifo")
     )
     try:
-        known = set(house.followers.ledger.accounts)
+        known = set(house.observers.accounting.accounts)
         named = {job for _, jobs in house.store.findings.lost for job in jobs}
         assert now.jobs <= known | named
-        assert bool(house.told) == bool(house.store.findings.tell())
-        assert all(job in " ".join(house.told) for job in named)
+        assert bool(house.notices) == bool(house.store.findings.messages())
+        assert all(job in " ".join(house.notices) for job in named)
     finally:
         house.close()
 
@@ -78,8 +78,9 @@ def test_a_job_that_is_lost_is_named(pairs: list[tuple[StoreSnapshot, StoreSnaps
     now, then = pairs[-1]
     verdict = examine(lay_out(strike(Random(3), now, 1, 4), tmp_path), HEADER, now, then)
     assert (verdict.named, verdict.unnamed_jobs) == (1, frozenset())
-    words = "Record 1 is lost: damaged in the log and in the database. It accepted 'job-0-0' and 'job-0-1'."
-    assert words in verdict.told
+    [message] = [message for message in verdict.told if "Record 1 is lost" in message]
+    assert "'job-0-0'" in message
+    assert "'job-0-1'" in message
 
 
 def test_an_altered_line_ending_loses_nothing_while_the_database_is_whole(

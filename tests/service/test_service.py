@@ -234,7 +234,7 @@ def test_users_get_no_events_of_other_users_jobs(tmp_path: Path) -> None:
                 received[who.name] = []
                 async for event in stream:
                     received[who.name].append(f"{event.kind} {event.job}".strip())
-                    if event.number == rig.read_model.chronicle.feed.last or len(received[who.name]) == 4:
+                    if event.number == rig.read_model.events.feed.last or len(received[who.name]) == 4:
                         break
             assert received["ada"] == ["submitted a", "decision", "phase a", "decision"]
             assert received["screen"] == ["submitted a", "decision", "phase a", "submitted b"]
@@ -297,11 +297,11 @@ def test_foreign_processes_are_shown_with_device_and_node(tmp_path: Path) -> Non
     async def scenario() -> None:
         async with open_service(tmp_path) as rig:
             service = rig.service
-            await rig.loop.wish(OutsidersSeen(DeviceId(1), (ForeignProcess(7, "ben", "python", 5),), keeps_free=False))
+            await rig.loop.apply(OutsidersSeen(DeviceId(1), (ForeignProcess(7, "ben", "python", 5),), keeps_free=False))
             (node,) = service.nodes(BEN)
             assert node.outsiders == (ForeignProcessView("cpu:1", 7, "ben", "python", 5, False),)
             assert [device.outsiders for device in service.devices(BEN)] == [(), node.outsiders]
-            await rig.loop.wish(OutsidersSeen(DeviceId(1)))
+            await rig.loop.apply(OutsidersSeen(DeviceId(1)))
             assert service.nodes(BEN)[0].outsiders == ()
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""A daemon in a process of its own that is killed again and again, and what must hold of its journal afterwards."""
+"""A daemon in a process of its own that tests kill, and the checks of its journal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENDS = (JobFinished, JobFailed, JobCancelled)
 
 @dataclass(frozen=True, slots=True)
 class CrashingDaemon:
-    """What is killed: a daemon that takes in the jobs of a file, few at a time, and ends when all are over."""
+    """A daemon that submits the jobs of a file one by one and ends when all are over."""
 
     state: Path
     jobs: Path
@@ -47,7 +47,7 @@ class CrashingDaemon:
     mark: str = ""  # stands in the environment of all its processes
 
     def start(self) -> subprocess.Popen[str]:
-        """Begin, or go on; it prints a line for every record."""
+        """Start it, again or for the first time; it prints a line for every record."""
         command = [sys.executable, __file__, str(self.state), str(self.jobs), self.devices]
         environment = {**os.environ, "CARPOOL_TEST": self.mark}
         return subprocess.Popen([*command, self.policy], stdout=subprocess.PIPE, text=True, env=environment)
@@ -67,7 +67,7 @@ class CrashingDaemon:
 
 
 def kill_after(process: subprocess.Popen[str], records: int) -> bool:
-    """Kill a victim when it has made so many records; whether it was not over by then."""
+    """Kill a daemon after so many records; whether it was still running."""
     assert process.stdout is not None
     for _ in range(records):
         if not process.stdout.readline():
@@ -80,11 +80,11 @@ def kill_after(process: subprocess.Popen[str], records: int) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- what must hold
 def read(state: Path) -> list[StoredRecord]:
-    """A journal, whole."""
+    """All records of a journal."""
     with closing(
         Store.open(state, DaemonInstance.header(DaemonOptions(state, tuple(parse_devices("cpu:1")), __version__)))
     ) as store:
-        assert store.findings.is_sound, store.findings.tell()
+        assert store.findings.is_sound, store.findings.messages()
         return list(store.entries())
 
 
@@ -92,7 +92,7 @@ def outcomes(entries: list[StoredRecord]) -> dict[JobId, Outcome]:
     """How each training ended; AssertionError if one ended twice."""
     found: dict[JobId, Outcome] = {}
     for entry in entries:
-        for note in entry.notes:
+        for note in entry.reports:
             report = report_from_json(dict(note.report))
             if isinstance(report, Outcome):
                 assert report.job not in found, f"{report.job!r} has two outcomes"
@@ -101,7 +101,7 @@ def outcomes(entries: list[StoredRecord]) -> dict[JobId, Outcome]:
 
 
 def check_journal(entries: list[StoredRecord], jobs: list[JobId]) -> None:
-    """AssertionError unless jobs ended once, generations, steps, epochs and reports grow, and nothing is missing."""
+    """Assert that every job ended once, that no record is missing, and that generations, steps and marks grow."""
     assert [entry.number for entry in entries] == list(range(1, len(entries) + 1)), "numbers without gaps"
     ends = Counter(fact.job for fact in _facts(entries) if isinstance(fact, _ENDS))
     assert ends == Counter(jobs), "every job ends exactly once"
@@ -118,7 +118,10 @@ def _check_marks(marks: list[CommitMark]) -> None:
     before = CommitMark()
     for mark in marks:
         assert mark.epoch >= before.epoch, "epochs grow"
-        assert mark.heard >= before.heard or mark.life > before.life, "no report is taken in twice"
+        assert all(
+            mark.of(name).heard >= known.heard or mark.of(name).life > known.life
+            for name, known in before.executors.items()
+        ), "no report is taken in twice"
         before = mark
 
 
@@ -155,30 +158,30 @@ def steps_made(state: Path, job: JobId) -> Mapping[int, int]:
 
 # --------------------------------------------------------------------------------------------------------- the victim
 class _Printed:
-    """Says at every record that there is one."""
+    """Prints a line at every record."""
 
     def record(self, record: Record) -> None:
-        print(f"{record.at:.3f}", flush=True)  # noqa: T201 - whoever kills reads it
+        print(f"{record.at:.3f}", flush=True)  # noqa: T201 - the test reads it
 
 
 async def _live(state: Path, jobs: Path, devices: str, policy: str) -> None:
     options = ExecutorOptions(mirror_s=0.2, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
-    house = DaemonInstance.open(
+    daemon = DaemonInstance.open(
         DaemonOptions(state, tuple(parse_devices(devices)), __version__, policy, options=options)
     )
     try:
-        house.scheduler.add_observer(_Printed())
-        await house.start()
-        running = asyncio.create_task(house.run())
+        daemon.scheduler.add_observer(_Printed())
+        await daemon.start()
+        running = asyncio.create_task(daemon.run())
         for listed in read_jobs(jobs).jobs:
-            if listed.spec.id not in house.followers.ledger.accounts:
-                await house.daemon.submit([listed])
-        while house.scheduler.jobs and not running.done():
+            if listed.spec.id not in daemon.observers.accounting.accounts:
+                await daemon.loop.submit([listed])
+        while daemon.scheduler.jobs and not running.done():
             await asyncio.wait({running}, timeout=0.02)
-        house.stop()
+        daemon.stop()
         await running
     finally:
-        house.close()
+        daemon.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A daemon of pretended parts, at work for as long as somebody needs it."""
+"""Runs a daemon loop during a test."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from carpool.service.store.store import Store
 
 @asynccontextmanager
 async def at_work(premises: ReadModel, store: Store) -> AsyncIterator[None]:
-    """Let a daemon run; in the end who listens is let go, and its store is closed."""
-    running = asyncio.create_task(premises.daemon.run())
+    """Run a loop; afterwards close the event feed and the store."""
+    running = asyncio.create_task(premises.loop.run())
     try:
         yield
     finally:
-        premises.chronicle.feed.close()
+        premises.events.feed.close()
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running

@@ -1,4 +1,4 @@
-"""A machine that only pretends to train: the near end of an executor and its clock in one, in virtual time."""
+"""Fake executor: runs no processes, in virtual time, and is its own clock."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report, Sized
 class FakeExecutor:
     """Every job makes one step per second and device, and ends after the steps it was given.
 
-    Implements `service.line.ExecutorLine` and `backends.local.WaitableClock`. `kept` is what a disk would hold: steps
-    done, by job.
+    Implements `ExecutorPort` and `WaitableClock` of `backends.ports`. `kept` holds the steps on disk by job.
     """
 
     def __init__(
@@ -37,17 +36,17 @@ class FakeExecutor:
         kept: dict[JobId, float] | None = None,
         fails: Mapping[str, str] | None = None,
         batch: tuple[int, int] = (0, 0),  # size of a step and number of samples, as trainings declare them
-        at_once: bool = False,  # every job ends as soon as it is assigned: for callers that bring a clock of their own
+        at_once: bool = False,  # jobs end when they are assigned: for callers with a clock of their own
     ) -> None:
         self.kept: dict[JobId, float] = {} if kept is None else kept
         self.orders: list[Order] = []
         self.introduced: dict[JobId, bool] = {}  # job: whether it resumes
         self.stopped: list[bool] = []  # whether with checkpoints, for every call
         self.life = 1
-        self.heard = 0  # the number of the report that was given away last
+        self.heard = 0  # number of the last report received
         self.acknowledged = 0
         self.forgotten: list[JobId] = []
-        self.proceeds = 0  # how often it was told to
+        self.proceeds = 0  # number of calls
         self.is_left = False
         self._steps = steps
         self._fails = dict(fails or {})
@@ -60,7 +59,7 @@ class FakeExecutor:
 
     # ------------------------------------------------------------------------------------------------ for the test
     def at(self, at: float, happening: Callable[[], None]) -> None:
-        """Let something happen at an instant."""
+        """Call a function at an instant."""
         self._plans.append((at, happening))
 
     def say(self, report: Report) -> None:
@@ -73,7 +72,7 @@ class FakeExecutor:
         self.say(Gone("killed by signal 9"))
 
     def report_progress(self, loss: float = 1.0) -> None:
-        """Let every running job report."""
+        """Report progress of all running jobs."""
         for job in list(self._running):
             devices, _, generation = self._running[job]
             self._settle(job)
@@ -114,7 +113,7 @@ class FakeExecutor:
         self.proceeds += 1
 
     async def leave(self) -> None:
-        """Nobody asks any more."""
+        """Note that the client has left."""
         self.is_left = True
 
     async def receive(self) -> Report:
@@ -137,7 +136,7 @@ class FakeExecutor:
         return self._at
 
     async def wait(self, tasks: set[asyncio.Task[Any]], until: float | None) -> None:
-        """Let tasks do what they can; when none is done, let time pass to what happens next."""
+        """Let tasks run; when none is done, advance the time to the next event."""
         for _ in range(5):
             await asyncio.sleep(0)
         if any(task.done() for task in tasks):

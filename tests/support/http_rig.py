@@ -144,7 +144,7 @@ def serve_http(folder: Path, *, tls: SSLContext | None = None, **options: Any) -
             url = f"{'https' if tls else 'http'}://127.0.0.1:{tcp.getsockname()[1]}"
             made.set_result(Served(url, folder / "s", tokens, rig, asyncio.get_running_loop()))
             await stop.wait()
-            rig.backend.read_model.chronicle.feed.close()
+            rig.backend.read_model.events.feed.close()
             server.stop()
             await serving
 

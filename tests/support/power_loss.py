@@ -1,8 +1,7 @@
-"""A power loss, as the files of a store see it: what was not yet synced is torn off or garbled; and worse, to any byte.
+"""Power loss: makes from the files of a store what a disk may hold afterwards, and checks what opening it finds.
 
-A `SnapshotCommit` around a daemon's commits takes a picture of the store after each: all that is in it was synced, and some of
-it has been acknowledged. What the next picture has beyond it was on its way. A `Damage` makes from two such pictures
-what the disk may hold after the power has gone, and `examine` opens that as the next daemon would.
+A `SnapshotCommit` copies the store's files after each commit: their content was synced. What the next copy has beyond
+them was being written. A `Damage` combines two such copies into damaged files, and `examine` opens these.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Files = Mapping[str, bytes]
 
 
 class StoreSnapshot(NamedTuple):
-    """The files of a store when a commit had just returned, and the jobs that each record in it accepted."""
+    """The files of a store after a commit, and the jobs that each record submits."""
 
     files: Files
     accepted: Mapping[int, tuple[JobId, ...]]
@@ -42,20 +41,20 @@ class StoreSnapshot(NamedTuple):
 
 
 class SnapshotCommit:
-    """A way to run commits that takes a picture behind each."""
+    """Runs commits and copies the files after each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.pictures: list[StoreSnapshot] = []
 
     async def commit(self, work: Callable[[], None]) -> None:
-        """Run a commit; nothing is written to the files between its end and that of this."""
+        """Run a commit, then copy the files."""
         await asyncio.to_thread(work)
         files = {name: (self._folder / name).read_bytes() for name in FILES if (self._folder / name).exists()}
         self.pictures.append(StoreSnapshot(files, _accepted(files[LOG])))
 
     def pairs(self) -> list[tuple[StoreSnapshot, StoreSnapshot]]:
-        """Pictures that follow each other where files only grew: what is new in the second was on its way."""
+        """Successive copies between which files only grew."""
         found = zip(self.pictures, self.pictures[1:], strict=False)
         return [(now, then) for now, then in found if _has_grown(now.files, then.files)]
 
@@ -204,9 +203,9 @@ def examine(folder: Path, header: Header, before: StoreSnapshot, then: StoreSnap
     with closing(Store.open(folder, header)) as store:
         there = {entry.number: entry for entry in store.entries()}
         lost = dict(store.findings.lost)
-        told = store.findings.tell()
+        told = store.findings.messages()
     with closing(Store.open(folder, header)) as again:
-        told_again = again.findings._replace(lost=()).tell()  # what is lost stays so, and is said at every start
+        told_again = again.findings._replace(lost=()).messages()  # what is lost stays so, and is said at every start
     gone = [number for number in before.accepted if number not in there]
     names = {job for jobs in lost.values() for job in jobs}
     jobs = {fact.spec.id for entry in there.values() for fact in entry.record.facts if isinstance(fact, JobSubmitted)}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carpool.backends.executor_group import ExecutorGroup
 from carpool.backends.job_accounting import JobAccounting
+from carpool.backends.ports import LOCAL
 from carpool.core.estimates import DeclaredEstimator
 from carpool.core.journal import Header
 from carpool.core.model import JobId, JobSpec
@@ -23,7 +25,7 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.reports import Outcome, Report, Told
 from carpool.service.admission import Quotas
-from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks
+from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks, LoopOptions, commit_inline
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
@@ -77,17 +79,12 @@ class ServiceRig:
             self.executor.advance(passing)
             for _ in range(20):
                 await asyncio.sleep(0)
-            await self.loop.settle()
+            await self.loop.flush()
 
 
 def listed(name: str, **fields: Any) -> ListedJob:
     """A job of an entry file that is never read."""
     return ListedJob(JobSpec(JobId(name), **fields), Program(entry=f"{name}.py:main"))
-
-
-async def at_once(commit: Callable[[], None]) -> None:
-    """Commit in the event loop's thread."""
-    commit()
 
 
 @asynccontextmanager
@@ -96,7 +93,7 @@ async def open_service(
     *,
     cluster: Cluster = TWO_CORES,
     policy: Policy | None = None,
-    commit: Commit = at_once,
+    commit: Commit = commit_inline,
     quotas: Quotas | None = None,
     notes: Mapping[JobId, Mapping[str, Any]] | None = None,
     **steps: int,
@@ -104,10 +101,10 @@ async def open_service(
     """Run a daemon whose jobs need the given numbers of steps, at time 0."""
     executor = ManualExecutor(steps)
     store = Store.open(folder / "store", Header("1", "fifo", cluster))
-    ledger, spans = JobAccounting(), AllocationHistory(cluster)
+    accounting, allocations = JobAccounting(cluster), AllocationHistory(cluster)
     programs: dict[JobId, Program] = {}
-    chronicle = EventLog(EventFeed(), CALENDAR.unix)
-    observers = (store, ledger, spans, chronicle)
+    events = EventLog(EventFeed(), CALENDAR.unix)
+    observers = (store, accounting, allocations, events)
     scheduler = Scheduler(
         cluster, policy or Fifo(), observers=observers, find_policy=parse_policy, fallback="fifo:bypass=true"
     )
@@ -118,22 +115,24 @@ async def open_service(
     def take(at: float, report: Report) -> None:
         match report:
             case Told(job=job, words=words):
-                ledger.tell(at, job, words)
+                accounting.tell(at, job, words)
             case Outcome():
-                ledger.close(report)
-        chronicle.on_report(at, report)
+                accounting.close(report)
+        events.on_report(at, report)
 
-    daemon = DaemonLoop(scheduler, store, executor, executor, LoopHooks(accept=accept, take=take), commit=commit)
+    hooks = LoopHooks(on_submit=accept, on_report=take)
+    executors = ExecutorGroup({LOCAL: executor})
+    loop = DaemonLoop(scheduler, store, executors, executor, hooks, LoopOptions(commit=commit))
     names = {device: f"cpu:{device}" for device in range(cluster.num_devices)}
     model = ReadModel(
-        daemon=daemon,
+        loop=loop,
         scheduler=scheduler,
-        ledger=ledger,
+        accounting=accounting,
         estimates=DeclaredEstimator(),
-        spans=spans,
-        chronicle=chronicle,
+        allocations=allocations,
+        events=events,
         programs=programs,
-        total=lambda job: None,
+        total_steps=lambda job: None,
         state=folder,
         names=names,
         calendar=CALENDAR,
@@ -142,4 +141,4 @@ async def open_service(
         policy=lambda: scheduler.policy_text or "fifo",
     )
     async with at_work(model, store):
-        yield ServiceRig(SchedulerService(model, notes, quotas), executor, daemon, model)
+        yield ServiceRig(SchedulerService(model, notes, quotas), executor, loop, model)

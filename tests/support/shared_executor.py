@@ -1,4 +1,4 @@
-"""One executor that several runs borrow, so that torch is imported once."""
+"""One executor for several runs, so that torch is imported once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from carpool.backends.local import ExecutorPort
+from carpool.backends.ports import ExecutorPort
 from carpool.core.messages import Order
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
@@ -15,15 +15,41 @@ from carpool.runtime.executor.reports import Gone, Report
 
 
 class SharedExecutor:
-    """One executor for several runs, each of which believes that it stops it."""
+    """An executor for several runs, each of which only seems to stop it."""
 
     def __init__(self, link: ExecutorPort) -> None:
         self._link = link
         self._hearing: asyncio.Task[Report] | None = None
         self._over = asyncio.Event()
 
+    @property
+    def life(self) -> int:
+        """As it is."""
+        return self._link.life
+
+    @property
+    def heard(self) -> int:
+        """As it is."""
+        return self._link.heard
+
+    def forget(self, job: JobId) -> None:
+        """As it is."""
+        self._link.forget(job)
+
+    def acknowledge(self, number: int) -> None:
+        """As it is."""
+        self._link.acknowledge(number)
+
+    def proceed(self) -> None:
+        """As it is."""
+        self._link.proceed()
+
+    async def leave(self) -> None:
+        """End the run, not the executor."""
+        self._over.set()
+
     async def lend(self, devices: Sequence[LocalDevice], state: Path) -> SharedExecutor:
-        """To the next run, in place of an executor of its own."""
+        """Start the next run on it."""
         self._over = asyncio.Event()
         return self
 
@@ -36,7 +62,7 @@ class SharedExecutor:
         self._link.carry(orders)
 
     async def receive(self) -> Report:
-        """What the executor says, until it is given back."""
+        """The next report, until the run stops."""
         if self._hearing is None:
             self._hearing = asyncio.create_task(self._link.receive())
         over = asyncio.create_task(self._over.wait())
@@ -49,7 +75,7 @@ class SharedExecutor:
         return report
 
     async def stop(self, *, checkpoint: bool) -> None:
-        """Give it back."""
+        """End the run, not the executor."""
         self._over.set()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A daemon with nothing behind it but the simulator's machines: its past in no time, its present by the clock."""
+"""A daemon over the simulated backend: its past is simulated at once, its present in real time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from carpool.backends.executor_group import ExecutorGroup
 from carpool.backends.job_accounting import JobAccounting
+from carpool.backends.ports import LOCAL
 from carpool.core.estimates import Estimator
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, Order, ProgressReported, Record, Woke
@@ -26,7 +28,7 @@ from carpool.jobs.program import Program
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Facts, Gone, Report
-from carpool.service.daemon.loop import DaemonLoop, LoopHooks
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions, commit_inline
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
@@ -42,7 +44,7 @@ from tests.support.daemon_task import at_work
 
 @dataclass(frozen=True, slots=True)
 class DemoWorld(World):
-    """The plain world with trainings that show a loss and get on at so many steps a second and device."""
+    """The plain world with trainings that have a loss and a rate per device."""
 
     plain: PlainWorld = field(default_factory=PlainWorld)
     steps_per_s: Mapping[str, float] = field(default_factory=dict)  # by model; 1 where none is given
@@ -80,14 +82,14 @@ class DemoWorld(World):
 
 
 class SimulatedExecutor:
-    """The simulator's machines as an executor, and its clock; the past is lived through first, in no time.
+    """The simulated backend as an executor and a clock; the past is simulated first.
 
-    Implements `service.daemon.Daemon`'s line and its clock, and observes the scheduler to learn of jobs.
+    Implements `ExecutorPort` and `WaitableClock`, and observes the scheduler to learn of jobs.
     """
 
     def __init__(self, cluster: Cluster, world: DemoWorld, *, speed: float = 1.0, report_every_s: float = 1.0) -> None:
         self.life = 1  # it is always the same executor
-        self.heard = 0  # the number of the report that was given away last
+        self.heard = 0  # number of the last report received
         self._timeline = EventQueue()
         self._machines = SimulatedBackend(cluster, world, self._timeline, sharing=True, report_every_s=report_every_s)
         self._speed = speed
@@ -102,12 +104,12 @@ class SimulatedExecutor:
                 self._machines.introduce(fact.spec)
 
     def arrive(self, arrivals: Iterable[Arrival]) -> None:
-        """Let jobs be submitted in time."""
+        """Submit jobs at their times."""
         for at, spec in arrivals:
             self._timeline.add(at, ARRIVALS, partial(_submitted, spec))
 
     def live_through(self, scheduler: Scheduler, until: float, take: Callable[[float, Report], None]) -> None:
-        """Let everything happen that happens until an instant, which is now."""
+        """Simulate up to an instant, which is now."""
         while True:
             at = min(_or_never(self._timeline.next_at), _or_never(scheduler.wake_at))
             if at > until:
@@ -169,7 +171,7 @@ class SimulatedExecutor:
 
 
 class Papers:
-    """What trainings would leave in their folders: a log and a curve."""
+    """Writes the log and the loss curve that trainings would leave."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -211,15 +213,15 @@ async def open_simulated_daemon(
     report_every_s: float = 1.0,
     name: str = "show",
 ) -> AsyncIterator[SchedulerService]:
-    """A clerk over a daemon whose jobs only pretend to train; what happened before `live_from` is over at once.
+    """A service over a daemon with simulated jobs; what happened before `live_from` is simulated at once.
 
-    `live_from` is now: the calendar is set so. Of what was before, the store knows nothing.
+    `live_from` is now; the store holds nothing that happened before.
     """
     world = world or DemoWorld()
     machine = SimulatedExecutor(cluster, world, speed=speed, report_every_s=report_every_s)
     machine.arrive(arrivals)
     calendar = TimeBase(time.time() - live_from)
-    ledger, spans, papers, present = JobAccounting(), AllocationHistory(cluster), Papers(folder), Present()
+    ledger, spans, papers, present = JobAccounting(cluster), AllocationHistory(cluster), Papers(folder), Present()
     chronicle = EventLog(EventFeed(), calendar.unix)
     estimates = world.estimator()
     observers = (ledger, spans, chronicle, machine, present)
@@ -234,17 +236,18 @@ async def open_simulated_daemon(
 
     store = present.store = Store.open(folder / "store", Header("1", name, cluster))
     programs = {spec.id: Program(entry=f"trainings/{spec.model or 'training'}.py:main") for _, spec in arrivals}
-    daemon = DaemonLoop(scheduler, store, machine, machine, LoopHooks(take=take), programs=programs, commit=_at_once)
+    executors, options = ExecutorGroup({LOCAL: machine}), LoopOptions(commit=commit_inline)
+    daemon = DaemonLoop(scheduler, store, executors, machine, LoopHooks(on_report=take), options, programs=programs)
     names = {device: f"{node.name}:{device - node.devices.start}" for node in cluster.nodes for device in node.devices}
     premises = ReadModel(
-        daemon=daemon,
+        loop=daemon,
         scheduler=scheduler,
-        ledger=ledger,
+        accounting=ledger,
         estimates=estimates,
-        spans=spans,
-        chronicle=chronicle,
+        allocations=spans,
+        events=chronicle,
         programs=programs,
-        total=lambda job: ledger.accounts[job].spec.work,
+        total_steps=lambda job: ledger.accounts[job].spec.work,
         state=folder,
         names=names,
         calendar=calendar,
@@ -257,7 +260,7 @@ async def open_simulated_daemon(
 
 
 class Present:
-    """An observer that lets a store know of what happens from now on."""
+    """An observer that passes new records to a store."""
 
     store: Store | None = None
 
@@ -265,10 +268,6 @@ class Present:
         """Pass a record on."""
         if self.store is not None:
             self.store.record(record)
-
-
-async def _at_once(write: Callable[[], None]) -> None:
-    write()
 
 
 def _or_never(at: float | None) -> float:

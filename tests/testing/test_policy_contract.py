@@ -221,7 +221,7 @@ class Forgetful(MachinesBench):
 
     def give(self, *orders: Order) -> None:
         for order in orders:
-            self._machines._released.pop(order.job, None)
+            self._backend._released.pop(order.job, None)
             super().give(order)
 
 

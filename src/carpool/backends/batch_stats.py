@@ -10,60 +10,57 @@ from carpool.core.model import Job, JobId, JobSpec
 
 @dataclass(slots=True)
 class JobBatchStats:
-    """One job."""
+    """Statistics of one job."""
 
-    own: int = 0  # its own batch size, where its spec does not say
+    own: int = 0  # the training's batch size, where the spec has none
     noise: float | None = None  # gradient noise scale φ in samples, as last reported
     done: float = 0.0  # steps, as last reported
-    ahead: float = 0.0  # samples beyond those that as many steps with the own batch would have taken, in such steps
-    most: int = 0  # the largest batch so far
-    memory_bytes: int = 0  # and what was held at most until then
+    ahead: float = 0.0  # steps of the own batch size by which larger batches are ahead of the step count
+    largest: int = 0  # batch size so far
+    memory_bytes: int = 0  # peak until then
 
 
 class BatchStats:
-    """Follows reports of jobs whatever their batch sizes are, in steps with their own."""
+    """Follows progress reports at any batch size, in steps of the job's own batch size."""
 
     def __init__(self) -> None:
-        self._seen: dict[JobId, JobBatchStats] = {}
+        self._jobs: dict[JobId, JobBatchStats] = {}
 
     def own(self, spec: JobSpec) -> int:
-        """The batch size of the job file, else that of the training once it is loaded; 0: unknown."""
+        """The batch size of the job file, else of the training once it is loaded; 0: unknown."""
         return spec.batch_size or self._of(spec.id).own
 
     def loaded(self, job: JobId, batch_size: int) -> None:
-        """A training has said what its own batch is."""
         self._of(job).own = batch_size
 
     def noise(self, job: JobId) -> float | None:
-        """As last reported; None: never."""
+        """The gradient noise scale as last reported; None: never."""
         return self._of(job).noise
 
     def ahead(self, job: JobId) -> float:
-        """How many steps with its own batch a job is beyond what its steps count."""
+        """Steps of its own batch size by which a job is ahead of its step count."""
         return self._of(job).ahead
 
     def learn(self, job: Job, report: ProgressReported) -> None:
-        """Take one report in."""
-        seen, own = self._of(job.id), self.own(job.spec)
+        stats, own = self._of(job.id), self.own(job.spec)
         batch = own if job.observed is None else job.observed.batch_size or own
         if report.noise is not None:
-            seen.noise = report.noise
+            stats.noise = report.noise
         if own:
-            seen.ahead += (report.done - seen.done) * (batch / own - 1.0)
-        seen.done = report.done
-        seen.most, seen.memory_bytes = max(seen.most, batch), max(seen.memory_bytes, report.memory_bytes)
+            stats.ahead += (report.done - stats.done) * (batch / own - 1.0)
+        stats.done = report.done
+        stats.largest, stats.memory_bytes = max(stats.largest, batch), max(stats.memory_bytes, report.memory_bytes)
 
     def memory(self, job: JobId, batch_size: int) -> int:
-        """At most what was held, in proportion where a batch is larger than any so far: states do not grow with it."""
-        seen = self._of(job)
-        return int(seen.memory_bytes * max(1.0, batch_size / seen.most)) if seen.most else 0
+        """An upper bound of the memory with a batch size: the peak so far, scaled up for larger batches."""
+        stats = self._of(job)
+        return int(stats.memory_bytes * max(1.0, batch_size / stats.largest)) if stats.largest else 0
 
     def forget(self, job: JobId) -> None:
-        """A job is over."""
-        self._seen.pop(job, None)
+        self._jobs.pop(job, None)
 
     def _of(self, job: JobId) -> JobBatchStats:
-        seen = self._seen.get(job)
-        if seen is None:
-            seen = self._seen[job] = JobBatchStats()
-        return seen
+        stats = self._jobs.get(job)
+        if stats is None:
+            stats = self._jobs[job] = JobBatchStats()
+        return stats

@@ -19,19 +19,21 @@ from carpool.core.messages import (
     JobResumed,
     JobSubmitted,
     LimitsChanged,
+    NodeJoined,
     NodeLost,
     ProgressReported,
     Record,
     ReleaseApplied,
     WeightChanged,
 )
-from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
+from carpool.core.model import Allocation, Job, JobId, JobSpec, NodeId, Phase
+from carpool.core.topology import Cluster
 from carpool.runtime.executor.reports import Outcome, Report, Sized, Told
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationEntry:
-    """One decision about a job: what it got, when, and why."""
+    """One decision about a job: its allocation, when, and why."""
 
     at: float
     allocation: Allocation | None
@@ -49,29 +51,28 @@ class JobAccount:
     held: Allocation | None = None
     held_since: float = 0.0
     held_s: float = 0.0  # time holding any device, up to `held_since`
-    device_s: float = 0.0  # the same, times the devices
+    device_s: float = 0.0  # device-seconds, likewise
     done: float = 0.0  # steps, at `as_of`
     rate: float = 0.0
     as_of: float = 0.0
     loss: float | None = None
-    own_batch: int = 0  # of the training, once it is loaded; 0: unknown
+    own_batch: int = 0  # batch size of the training once it is loaded; 0: unknown
     error: str = ""
     outcome: Outcome | None = None
     decisions: list[AllocationEntry] = field(default_factory=list)
-    story: list[tuple[float, str]] = field(default_factory=list)  # what the executor told
+    story: list[tuple[float, str]] = field(default_factory=list)  # messages of the executor
 
     @property
     def jct_s(self) -> float | None:
-        """End less submission."""
+        """Completion time: end − submission."""
         return None if self.ended_at is None else self.ended_at - self.submitted_at
 
     @property
     def wait_s(self) -> float | None:
-        """Time without any device."""
+        """Time without a device."""
         return None if self.jct_s is None else max(0.0, self.jct_s - self.held_s)
 
     def hold(self, at: float, allocation: Allocation | None) -> None:
-        """Hold something else, or nothing, from now on."""
         if self.held is not None:
             self.held_s += at - self.held_since
             self.device_s += (at - self.held_since) * self.held.num_devices
@@ -79,15 +80,15 @@ class JobAccount:
 
 
 class JobAccounting:
-    """An observer of the scheduler with an account for every job, in order of submission."""
+    """An observer of the scheduler that keeps an account of every job, in order of submission."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.accounts: dict[JobId, JobAccount] = {}
+        self._cluster = cluster
         self.reason = ""  # of the newest decision
         self.at = 0.0
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         self.at = record.at
         for fact in record.facts:
             self._take(record.at, fact)
@@ -104,7 +105,7 @@ class JobAccounting:
             account.decisions.append(AllocationEntry(record.at, change.allocation, record.planned.reason))
 
     def take(self, at: float, report: Report) -> None:
-        """Note what the executor says about a job, the batch it has by itself, and how it ended."""
+        """Take in a message about a job, its own batch size, or its outcome."""
         match report:
             case Told(job=job, words=words):
                 self.tell(at, job, words)
@@ -114,46 +115,43 @@ class JobAccounting:
                 self.close(report)
 
     def tell(self, at: float, job: JobId, words: str) -> None:
-        """Note something for a job's story."""
         if job in self.accounts:
             self.accounts[job].story.append((at, words))
 
     def close(self, outcome: Outcome) -> None:
-        """Note how a training ended."""
         account = self.accounts.get(outcome.job)
         if account is not None:
             account.outcome = outcome
             account.done = float(outcome.steps)
 
     def owner(self, job: JobId) -> str:
-        """Whose a job is; empty where its submission was never seen: that is nobody's business but an admin's."""
+        """The user of a job; empty, so that only admins see it, where its submission is not in the journal."""
         account = self.accounts.get(job)
         return "" if account is None else account.spec.user
 
     def adopt(self, job: Job, begins_at: float) -> None:
-        """Open an account for a job before records are shown that may not go back to its submission.
-
-        What it holds since before they begin it is taken to hold then; of the rest the records tell.
-        """
-        found = JobAccount(job.spec, job.submitted_at, job.phase, done=job.done, rate=job.rate, as_of=job.as_of)
+        """Open an account for a job whose submission may be older than the records to come."""
+        account = JobAccount(job.spec, job.submitted_at, job.phase, done=job.done, rate=job.rate, as_of=job.as_of)
         if job.since < begins_at:
-            found.hold(job.since, job.desired)
-        self.accounts[job.id] = found
+            account.hold(job.since, job.desired)
+        self.accounts[job.id] = account
 
     def _take(self, at: float, fact: Fact) -> None:
-        if getattr(fact, "job", None) not in self.accounts and not isinstance(fact, JobSubmitted | NodeLost):
+        if getattr(fact, "job", None) not in self.accounts and not isinstance(
+            fact, JobSubmitted | NodeJoined | NodeLost
+        ):
             return  # submitted before the journal begins
         match fact:
             case JobSubmitted(spec=spec):
                 phase = Phase.BLOCKED if spec.after else Phase.WAITING
-                self.accounts.pop(spec.id, None)  # adopted: now its place in the order of submission is known
+                self.accounts.pop(spec.id, None)  # adopted: now its position in the order of submission is known
                 self.accounts[spec.id] = JobAccount(spec, at, phase, as_of=at)
             case AssignApplied(job=job, done=done) | ReleaseApplied(job=job, done=done):
                 account = self.accounts[job]
                 account.done, account.as_of = done, at
             case ProgressReported(job=job, done=done, rate=rate, loss=loss):
                 account = self.accounts[job]
-                rate = rate if account.held is not None else 0.0  # news that were on their way when it was taken off
+                rate = rate if account.held is not None else 0.0  # a report that was on its way when it was released
                 account.done, account.rate, account.as_of = done, rate, at
                 account.loss = account.loss if loss is None else loss
             case WeightChanged(job=job) | LimitsChanged(job=job):
@@ -162,7 +160,7 @@ class JobAccounting:
                 if requires_release(fact, account.held):
                     self._take_off(at, account)
             case DeadlineMissed(job=job):
-                self.tell(at, job, "missed its deadline, and goes on")
+                self.tell(at, job, "missed its deadline; it continues")
             case JobFinished(job=job):
                 self._end(at, job, Phase.FINISHED)
             case JobCancelled(job=job):
@@ -172,15 +170,23 @@ class JobAccounting:
                 self.accounts[job].error = error
             case JobPaused(job=job):
                 self._take_off(at, self.accounts[job])
-                self.tell(at, job, "was paused by its user")
+                self.tell(at, job, "paused by the user")
             case JobResumed(job=job):
-                self.tell(at, job, "was resumed by its user")
+                self.tell(at, job, "resumed by the user")
             case JobCrashed(job=job):
                 self._take_off(at, self.accounts[job])
-            case NodeLost():
-                for account in self.accounts.values():
-                    if account.held is not None:
-                        self._take_off(at, account)
+            case NodeJoined(name=name, banks=banks):
+                if all(node.name != name for node in self._cluster.nodes):
+                    self._cluster = self._cluster.joined(name, banks)
+            case NodeLost(node=node):
+                self._lose_node(at, node)
+
+    def _lose_node(self, at: float, node: NodeId) -> None:
+        """Take off their devices all jobs that hold one of a lost node."""
+        lost = set(self._cluster.nodes[node].devices) if node < len(self._cluster.nodes) else set()
+        for account in self.accounts.values():
+            if account.held is not None and not lost.isdisjoint(account.held.devices()):
+                self._take_off(at, account)
 
     def _take_off(self, at: float, account: JobAccount) -> None:
         account.hold(at, None)
@@ -196,7 +202,7 @@ Json = dict[str, object]
 
 
 def allocation_json(given: AllocationEntry, batch_size: int, names: Mapping[int, str]) -> Json:
-    """One decision; no devices means that it was taken off them."""
+    """A decision as JSON; no devices means that the job was released."""
     held = given.allocation
     fractions = [] if held is None else [share.fraction for share in held.shares for _ in share.devices]
     return {
@@ -210,5 +216,5 @@ def allocation_json(given: AllocationEntry, batch_size: int, names: Mapping[int,
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """JSON knows no NaN."""
+    """A number for JSON, which has no NaN and no infinity."""
     return value if value is not None and isfinite(value) else None

@@ -1,7 +1,7 @@
 """Job files: writes each job's metrics, TensorBoard events, story and outcome.
 
-A file is a row of records: length (8 bytes, little-endian), its masked CRC, the data, its masked CRC. The data is an
-``Event`` in protocol-buffer form: 1 wall_time (double), 2 step (int64), 3 file_version (string), 5 summary; a summary
+A TensorBoard file is a sequence of records: length (8 bytes, little-endian), its masked CRC, data, masked CRC. The data
+is a protocol-buffer ``Event``: 1 wall_time (double), 2 step (int64), 3 file_version (string), 5 summary; a summary
 holds values (1) of tag (1, string) and simple_value (2, float).
 """
 
@@ -25,7 +25,7 @@ _MASK = 0xA282EAD8
 
 
 class EventFile:
-    """One job's curves; every call of `add` is on its way to the disk when it returns."""
+    """A TensorBoard event file of one job."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time) -> None:
         self._clock = clock
@@ -33,7 +33,6 @@ class EventFile:
         self._append(_field(3, b"brain.Event:2"))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Points of several curves at one step."""
         tagged = [_field(1, tag.encode("utf-8", "replace")) + b"\x15" + _float(value) for tag, value in values.items()]
         summary = b"".join(_field(1, value) for value in tagged)
         self._append(b"\x10" + _varint(step) + _field(5, summary))
@@ -50,10 +49,10 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def _float(value: float) -> bytes:
-    """A number in four bytes; what is too large for them, such as the perplexity of a bad start, is infinite."""
+    """A number in four bytes; one that is too large becomes infinite."""
     try:
         return struct.pack("<f", value)
-    except (OverflowError, struct.error):  # the latter of whole numbers that no float can be
+    except (OverflowError, struct.error):  # struct.error: an integer too large for a float
         return struct.pack("<f", inf if value > 0 else -inf)
 
 
@@ -72,7 +71,7 @@ def _masked(data: bytes) -> bytes:
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of Castagnoli."""
+    """The CRC-32C (Castagnoli) checksum."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -92,11 +91,10 @@ _TABLE = _table()
 
 
 class JobFileWriter:
-    """Follows records and reports; what it has to write is written when somebody says so.
+    """Follows records and reports, and writes them to files in the jobs' folders.
 
-    The journal is the truth, and these files are for people: whoever wants them never to be ahead of it asks `cut` for
-    the writing, commits, and only then lets it be done. What cannot be written (the disk is full, a job's folder was
-    deleted) is left out, and nothing else with it.
+    `cut` returns the writing of what came so far, to be run after the commit: these files are never ahead of the
+    journal. What cannot be written is skipped.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -105,7 +103,6 @@ class JobFileWriter:
         self._unwritten: list[Callable[[], None]] = []
 
     def record(self, record: Record) -> None:
-        """Take in the measurements of one record."""
         for fact in record.facts:
             if isinstance(fact, ProgressReported):
                 row = {"at_s": round(record.at, 3), "step": fact.done, "loss": fact.loss, "steps_per_s": fact.rate}
@@ -114,7 +111,6 @@ class JobFileWriter:
                 self._curve(fact.job, int(fact.done), curves)
 
     def take(self, at: float, report: Report) -> None:
-        """Take in one report."""
         match report:
             case Told(job=job, words=words):
                 self._row(job, "story.jsonl", {"at_s": round(at, 3), "what": words})
@@ -122,11 +118,11 @@ class JobFileWriter:
                 self._row(job, "metrics.jsonl", {"at_s": round(at, 3), "step": step, "metrics": dict(metrics)})
                 self._curve(job, step, dict(metrics))
             case Outcome(job=job):
-                self._unwritten.append(partial(self._folder.keep_outcome, report))
+                self._unwritten.append(partial(self._folder.write_outcome, report))
                 self._events.pop(job, None)
 
     def cut(self) -> Callable[[], None]:
-        """The writing of what was taken in until now."""
+        """The writing of what was taken in so far."""
         unwritten, self._unwritten = self._unwritten, []
 
         def write() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -13,6 +13,7 @@ from carpool.core.messages import JobCancelled, JobFailed, JobFinished, Progress
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Placement
+from carpool.jobs.devices import LocalDevice
 from carpool.predictors.links.estimator import Site, SiteRates
 from carpool.predictors.links.fabric import Groups
 from carpool.predictors.loss.curve import LossCurves, LossTarget
@@ -22,37 +23,35 @@ from carpool.predictors.profiles.rate_model import ProfileRateModel, RateBelief
 from carpool.runtime.executor.reports import Report, Sized
 
 _LATEST = 0.4  # weight of the newest measurement
-_SERIAL = 0.1  # part of a step that more devices do not shorten, until measured: rate(n) = n / (1 + 0.1·(n − 1))
-_TYPICAL_S = 120.0  # length of a job of which nothing is known, while nothing is known of any other
-_UNSURE = 0.5  # spread of a guess, relative to it
-_LEAST = 0.1  # least spread of a rate that was not measured
-_FIXED = 0.5  # part of a step's time that does not grow with its batch, until measured
+_SERIAL = 0.1  # serial fraction of a step until measured: rate(n) = n / (1 + 0.1·(n − 1))
+_TYPICAL_S = 120.0  # length of an unknown job while no other is known
+_UNSURE = 0.5  # relative spread of a guess
+_LEAST = 0.1  # least relative spread of a rate that was not measured
+_FIXED = 0.5  # part of a step's time that is independent of its batch, until measured
 
-_REMEMBERED = 200  # jobs that are over: what was measured of them still tells how sites compare
-_PROBED = 0.02  # spread of what a probe measured, relative to it
+_REMEMBERED = 200  # ended jobs whose measurements still show how placements compare
+_PROBED = 0.02  # relative spread of a probe's measurement
 
-_Key = tuple[JobId, Groups, float, int, bool]  # …, share, batch size, beside others
+_Key = tuple[JobId, Groups, float, int, bool]  # …, share, batch size, colocated
 
 
 @dataclass(slots=True)
 class RateAverage:
-    """A moving average of what was reported, and of how far reports were from it."""
+    """A moving average of reported rates and of their deviation."""
 
     mean: float
     spread: float = 0.0
 
 
 class OnlineEstimator(Estimator):
-    """An estimator that learns from what running jobs report, and starts from saved profiles where there are some.
+    """Estimates rates and lengths from the reports of running jobs, and from saved profiles before the first.
 
-    A rate is the moving average of what was reported under the same devices, share and batch; alone and beside others
-    are kept apart (`has_company` tells which it was). Elsewhere it is scaled from the nearest measurement of that job:
-    over the links, from all jobs' steps, once it was measured on unlike numbers of devices (`SiteRates`); before that as
-    its profile says, and without one by the number of devices (Amdahl, a tenth serial), their speeds (`speeds`: cores
-    of a device, say) and the share. Of a job without a profile that never ran it is known only how it compares with
-    itself: its rate is 1 on the reference, and its length that of the average known job. Batch sizes are compared by
-    `goodput`, with the gradient noise that the job has reported. Of jobs that ended long ago only their lengths are
-    remembered, so that deciding does not take longer the more jobs there have been.
+    A rate is the moving average of reports under the same devices, share and batch size, apart for colocated jobs
+    (`has_company`). Elsewhere it is scaled from the nearest measurement of that job: by all jobs' step times over the
+    links, once it ran on different numbers of devices (`SiteRates`); else by its profile; else by the number of
+    devices (Amdahl, a tenth serial), their speeds and the share. A job that never ran and has no profile has rate 1 on
+    the reference device and the average known length. Batch sizes are compared by `goodput`, with the reported gradient
+    noise. Of jobs that ended long ago only the lengths are kept, so that planning does not slow down over time.
     """
 
     predicts_goodput = True
@@ -65,75 +64,71 @@ class OnlineEstimator(Estimator):
         speeds: Mapping[Kind, float] | None = None,
         profiles: Mapping[JobId, ProfileRateModel] | None = None,
     ) -> None:
-        self._lessons = 0
-        self._lessons_of: Counter[JobId] = Counter()  # what was learned of a job itself
+        self._version = 0
+        self._versions: Counter[JobId] = Counter()  # measurements of each job
         self.cluster = cluster  # grows with the scheduler's
-        self.curves = LossCurves()  # of jobs that end at a loss, when they will
-        self.moves = MoveCostObserver()  # what changes of devices have cost
+        self.curves = LossCurves()  # of jobs that stop at a target loss
+        self.moves = MoveCostObserver()
         self._speeds = dict(speeds or {})
-        self._wholes: dict[Groups, tuple[float, int]] = {}  # mean speed and number of the devices of a place
+        self._wholes: dict[Groups, tuple[float, int]] = {}  # mean speed and number of devices
         self._profiles = dict(profiles or {})
         self._rates: dict[_Key, RateAverage] = {}
         self._of_job: dict[JobId, list[_Key]] = {}
         self._near: dict[JobId, dict[_Key, _Key]] = {}  # see `_nearest`
         self._totals: dict[JobId, float] = {}
-        self._over: deque[JobId] = deque()  # of which more than lengths is remembered
-        self._forgotten_s = (0.0, 0)  # lengths alone of those of which it is not: their sum, and how many they are
-        self._typical = (-1, _TYPICAL_S)  # see `_typical_s`, and the version it is of
-        self._settings = 0  # in which some job was ever measured
-        self._sites: tuple[Cluster, int, SiteRates] | None = None  # after the cluster and stage that it was fitted to
-        self.has_company: Callable[[Job], bool] = lambda job: False  # whether others hold some of its devices too
+        self._over: deque[JobId] = deque()  # ended jobs whose measurements are kept
+        self._forgotten_s = (0.0, 0)  # of other ended jobs: the sum of their lengths, and their number
+        self._typical = (-1, _TYPICAL_S)  # version and value, see `_typical_s`
+        self._settings = 0  # measured so far, over all jobs
+        self._sites: tuple[Cluster, int, SiteRates] | None = None  # with the cluster and stage it was fitted to
+        self.has_company: Callable[[Job], bool] = lambda job: False  # whether a job shares its devices
         self._batches = BatchStats()
 
     @property
     def version(self) -> int:
-        """Grows with every lesson."""
-        return self._lessons + self.curves.version
+        return self._version + self.curves.version
 
     def expect(self, job: JobId, total: float) -> None:
-        """The job's whole length has become known."""
         if self._totals.get(job) != total:
             self._totals[job] = total
-            self._lessons += 1
+            self._version += 1
 
     def believe(self, spec: JobSpec, belief: ProfileRateModel) -> None:
-        """Begin with what is known of a job's training; what the job itself has told counts more."""
+        """Start from a profile; the job's own reports count more."""
         self._profiles[spec.id] = belief
-        self._lessons_of[spec.id] += 1
-        self._lessons += 1
+        self._versions[spec.id] += 1
+        self._version += 1
         total = belief.total_steps(spec)
         if total is not None and spec.id not in self._totals:
             self.expect(spec.id, total)
 
     def take(self, report: Report) -> None:
-        """Take in what an executor says of a job's length and of its own batch."""
         if isinstance(report, Sized):
             self._batches.loaded(report.job, report.batch_size)
-            self._lessons_of[report.job] += 1
-            self._lessons += 1
+            self._versions[report.job] += 1
+            self._version += 1
             if report.total_steps is not None:
                 self.expect(report.job, float(report.total_steps))
             if report.target_loss is not None:
                 self.curves.aim(report.job, LossTarget(report.target_loss, report.window))
 
     def similarity_key(self, spec: JobSpec) -> Hashable:
-        """The same for all jobs of which nothing is known; of another, what was learned of it and of sites so far."""
+        """A cache key: equal for all unknown jobs, else specific to the job and its measurements."""
         job = spec.id
-        if job not in self._lessons_of and job not in self._profiles:
+        if job not in self._versions and job not in self._profiles:
             return spec.batch_size
         widths = {sum([count for _, count in key[1]]) for key in self._of_job.get(job, ())}
-        return job, spec.batch_size, self._lessons_of[job], _stage(self._settings) if len(widths) > 1 else 0
+        return job, spec.batch_size, self._versions[job], _stage(self._settings) if len(widths) > 1 else 0
 
     def own_batch(self, spec: JobSpec) -> int:
-        """The batch size that its author gave a job; 0: not known yet."""
+        """The job's own batch size; 0: unknown."""
         return self._batches.own(spec)
 
     def total(self, job: JobId) -> float | None:
-        """The job's whole length, where it is known."""
+        """The job's total steps; None: unknown."""
         return self._totals.get(job)
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Steps per second there."""
         key = self._key(spec, placement, shared=bool(placement.neighbours))
         known = self._rates.get(key)
         if known is not None:
@@ -156,11 +151,11 @@ class OnlineEstimator(Estimator):
         return Estimate(guess, guess * _UNSURE)
 
     def knows_scale(self, spec: JobSpec) -> bool:
-        """Whether it has run or has a profile; before that its rate on the reference is called 1."""
+        """Whether the job has run or has a profile; else its rate on the reference device is set to 1."""
         return spec.id in self._of_job or spec.id in self._profiles
 
     def first_belief(self, spec: JobSpec, placement: Placement) -> RateBelief:
-        """Steps per second before the job has run, and why: from its profile, else a guess of how places compare."""
+        """Steps per second before the job has run, and the basis: its profile, or a guess."""
         guess = self._relative(placement.groups, placement.fraction) / max(1.0, placement.load)
         own = self.own_batch(spec)
         if placement.batch_size and own:
@@ -171,20 +166,20 @@ class OnlineEstimator(Estimator):
         known = profile.rate(placement, own)
         if known is not None:
             return known
-        kind = Kind(profile.kinds[0])  # this one was never measured: compare it with one that was
+        kind = Kind(profile.kinds[0])  # scaled from a device type that was measured
         one = profile.rate(Placement(((kind, 1),), batch_size=placement.batch_size), own)
-        assert one is not None, "a kind of the profile is known to it"
+        assert one is not None, "a device type of the profile has a rate"
         scaled = one.rate.mean * guess / self._relative(((kind, 1),), 1.0)
         return RateBelief(Estimate(scaled, scaled * _UNSURE), "guessed from another kind")
 
     def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
-        """Bytes on each of its devices, from its profile, else for a batch from what it has held so far; 0: unknown."""
+        """Bytes per device, from the profile, else from the peak so far; 0: unknown."""
         profile = self._profiles.get(spec.id)
         known = 0 if profile is None else profile.memory(replace(spec, batch_size=batch_size or self.own_batch(spec)))
         return known or (self._batches.memory(spec.id, batch_size) if batch_size else 0)
 
     def noise(self, job: JobId) -> float | None:
-        """The gradient noise scale φ in samples: as last reported, else as its profile says; None: unknown."""
+        """The gradient noise scale φ in samples, as last reported or from the profile; None: unknown."""
         reported = self._batches.noise(job)
         if reported is not None or job not in self._profiles:
             return reported
@@ -192,9 +187,9 @@ class OnlineEstimator(Estimator):
         return None if seen is None else seen.scale
 
     def progress(self, spec: JobSpec, batch_size: int) -> float:
-        """What a step with a batch m is worth, in steps with the job's own m0: m/m0·(φ + m0)/(φ + m).
+        """Progress of a step with batch m in steps with the job's own m0: m/m0·(φ + m0)/(φ + m).
 
-        While nobody knows the noise no batch is better than the job's own: what more samples bring is not known.
+        While the noise is unknown, no batch counts as better than the job's own.
         """
         own, noise = self.own_batch(spec), self.noise(spec.id)
         if not own or batch_size == own:
@@ -204,22 +199,21 @@ class OnlineEstimator(Estimator):
         return batch_size / own * (noise + own) / (noise + batch_size)
 
     def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
-        """Progress alone with a batch over that with the job's own."""
+        """Progress per second with a batch size, relative to the job's own."""
         sizes = batch_size, self.own_batch(spec)
         here, there = (self.rate(spec, Placement(((kind, 1),), batch_size=size)) for size in sizes)
         mean = here.mean / there.mean * self.progress(spec, batch_size)
         return Estimate(mean, mean * here.std / here.mean)
 
     def rates(self, job: JobId) -> Mapping[Placement, RateAverage]:
-        """All that was measured of a job in this run while it was alone."""
+        """All rates measured of a job while it ran alone."""
         keys = [key for key in self._of_job.get(job, ()) if not key[4]]
         return {Placement(*key[1:4]): self._rates[key] for key in keys}
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """Steps still to do: to the loss it stops at, where it has one and its curve is known, or to its last step.
+        """Steps left, to the target loss where its curve is known, else to the last step.
 
-        They are counted with the job's own batch, whatever it has now: to a loss by what each is worth (`progress`), to
-        the end of the data by samples.
+        Counted in steps of the job's own batch size: by `progress` to a loss, by samples to the end of the data.
         """
         spec, done = job.spec, job.done_at(at)
         total = spec.work if spec.work is not None else self._totals.get(spec.id)
@@ -236,40 +230,38 @@ class OnlineEstimator(Estimator):
         return Estimate(typical, typical)
 
     def move_s(self, spec: JobSpec) -> float | None:
-        """Seconds that a change of devices costs, as far as moves were seen."""
+        """Seconds that a change of devices costs; None: unknown."""
         return self.moves.move_s(spec)
 
     def record(self, record: Record) -> None:
-        """Follow the scheduler, to see what moves cost and which jobs are over."""
         self.moves.record(record)
         self._over += (fact.job for fact in record.facts if isinstance(fact, JobFinished | JobFailed | JobCancelled))
         while len(self._over) > _REMEMBERED:
             self._forget(self._over.popleft())
 
     def _forget(self, job: JobId) -> None:
-        """Remember of a job that is over only how long it was."""
+        """Keep only the length of a job that is over."""
         total_s, count = self._forgotten_s
         for length_s in self._lengths_s([job]):
             self._forgotten_s = (total_s + length_s, count + 1)
         for key in self._of_job.pop(job, ()):
             del self._rates[key]
         self._near.pop(job, None)
-        self._lessons_of.pop(job, None)
+        self._versions.pop(job, None)
         self._profiles.pop(job, None)
         self._batches.forget(job)
         self.curves.forget(job)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Take one measured rate in, and the loss."""
-        self._lessons_of[job.id] += 1
+        self._versions[job.id] += 1
         self.curves.learn(job.id, report.done, report.loss)
         self._batches.learn(job, report)
         if report.noise is not None:
-            self._lessons += 1
+            self._version += 1
         if job.observed is None or not 0.0 < report.rate < inf:
             return
         if max(job.observed.devices()) >= self.cluster.num_devices:
-            return  # while a journal is folded, of a machine that came back with other devices
+            return  # while a journal is replayed: devices that joined later
         shared = not report.alone and self.has_company(job)
         key = self._key(job.spec, self.cluster.placement(job.observed), shared=shared)
         known = self._rates.get(key)
@@ -284,34 +276,31 @@ class OnlineEstimator(Estimator):
         else:
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
             known.mean += _LATEST * (report.rate - known.mean)
-        self._lessons += 1
+        self._version += 1
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
-        """How far a job's loss fell in its last steps, and where it is; None where too little was heard."""
+        """How far a job's loss fell in its last steps, and its value; None: unknown."""
         return self.curves.learning(job, steps)
 
     # ------------------------------------------------------------------------------------------------------- guesses
     def _key(self, spec: JobSpec, placement: Placement, *, shared: bool) -> _Key:
-        """A job's own batch is the same setting whether it is named or not."""
+        """The key of a measurement; no batch size means the job's own."""
         batch_size = placement.batch_size or self.own_batch(spec)
         return spec.id, placement.groups, placement.fraction, batch_size, shared
 
     def _known_sites(self) -> SiteRates:
-        """How sites compare, fitted anew when jobs were measured at other ones.
-
-        A fit takes longer the more there is to fit, so that it is not made for every one: see `_stage`.
-        """
+        """How sites compare, fitted again when enough new settings were measured (`_stage`)."""
         cluster, stage, sites = self._sites or (None, 0, None)
         if sites is None or cluster != self.cluster or stage != _stage(self._settings):
             whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0 and not key[4]]
             if sites is None or sites.cluster != self.cluster:
-                sites = SiteRates(self.cluster)  # the routes over its links are kept while it stays as it is
+                sites = SiteRates(self.cluster)  # keeps the routes while the cluster is unchanged
             sites.fit([(key[0], Site(key[1], key[3]), rate) for key, rate in whole])
             self._sites = self.cluster, _stage(self._settings), sites
         return sites
 
     def _relative(self, groups: Groups, fraction: float) -> float:
-        """How fast a job is there, relative to one device of speed 1."""
+        """Speed of a placement relative to one device of speed 1."""
         whole = self._wholes.get(groups)
         if whole is None:
             count = sum([number for _, number in groups])
@@ -321,7 +310,7 @@ class OnlineEstimator(Estimator):
         return speed * fraction * count / (1.0 + _SERIAL * (count - 1))
 
     def _step_time(self, wanted: _Key) -> Estimate | None:
-        """Seconds of a step by batch, T = a + b·m, where two batches or more were measured in the same place."""
+        """Step time by batch size, T = a + b·m, where at least two sizes were measured at a placement."""
         if len(keys := self._of_job[wanted[0]]) < 2:
             return None
         _, groups, fraction, _, shared = wanted
@@ -333,7 +322,7 @@ class OnlineEstimator(Estimator):
         )
 
     def _nearest(self, wanted: _Key) -> _Key | None:
-        """The measurement whose prior is closest to the one asked for, then whose batch is; the newest of equals."""
+        """The measurement with the closest prior speed, then batch size; the newest of equals."""
         job, groups, fraction, batch_size, _ = wanted
         keys = self._of_job.get(job, ())
         if len(keys) < 2:
@@ -349,7 +338,6 @@ class OnlineEstimator(Estimator):
         return found
 
     def _alone(self, job: JobId) -> float:
-        """The job's rate on one device of speed 1, as far as is known."""
         keys = self._of_job.get(job)
         if keys:
             _, groups, fraction, *_ = keys[-1]
@@ -360,29 +348,29 @@ class OnlineEstimator(Estimator):
         return 1.0
 
     def _typical_s(self) -> float:
-        """Mean length alone, over the jobs of which it is known: reckoned once, since a plan asks for every job."""
+        """Mean length of the known jobs, cached since a plan asks for every job."""
         version, typical = self._typical
-        if version != self._lessons:
+        if version != self._version:
             total_s, count = self._forgotten_s
             lengths_s = self._lengths_s({**self._of_job, **self._profiles})
             count += len(lengths_s)
             typical = (total_s + sum(lengths_s)) / count if count else _TYPICAL_S
-            self._typical = self._lessons, typical
+            self._typical = self._version, typical
         return typical
 
     def _lengths_s(self, jobs: Iterable[JobId]) -> list[float]:
-        """Lengths alone of those of these jobs of which they are known."""
+        """Known lengths of these jobs, alone on one device."""
         known = [job for job in jobs if job in self._totals and (job in self._of_job or job in self._profiles)]
         return [self._totals[job] / self._alone(job) for job in known]
 
 
 def _stage(settings: int) -> int:
-    """The number of settings, rounded down to an eighth once they are sixteen or more."""
+    """The number of settings, rounded down by up to an eighth from sixteen on."""
     return settings - settings % (1 << max(0, settings.bit_length() - 4))
 
 
 def colocation_check(scheduler: Scheduler) -> Callable[[Job], bool]:
-    """Whether another job of a scheduler holds, or is given, some of a job's devices; never, where none are shared."""
+    """A function that says whether a job shares devices with another one."""
 
     def has_company(job: Job) -> bool:
         if job.observed is None or not scheduler.policy.shares_devices:
@@ -393,3 +381,8 @@ def colocation_check(scheduler: Scheduler) -> Callable[[Job], bool]:
         return any(not own.isdisjoint(allocation.devices()) for allocation in held if allocation is not None)
 
     return has_company
+
+
+def initial_speeds(devices: Sequence[LocalDevice]) -> dict[Kind, float]:
+    """A first guess of speeds: a device of two cores is twice as fast as one of one; GPUs are equal."""
+    return {Kind(device.kind): float(len(device.cores) or 1) for device in devices}

@@ -44,7 +44,7 @@ _LEAVE = (JobFinished, JobFailed, JobCancelled, JobCrashed, JobPaused)
 
 
 class StepSetting(NamedTuple):
-    """All that a rate depends on: where a job is, and which models are on its devices with it."""
+    """What a rate depends on: a placement and the models that share its devices."""
 
     placement: Placement
     beside: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class StepSetting(NamedTuple):
 
 @dataclass(slots=True)
 class StepTimes:
-    """Steps and seconds between reports that followed each other in one setting."""
+    """Steps and seconds between successive reports in one setting."""
 
     steps: float = 0.0
     seconds: float = 0.0
@@ -60,7 +60,6 @@ class StepTimes:
     _squares: float = 0.0  # Σ n·x² over intervals of n steps at x seconds each
 
     def add(self, steps: float, seconds: float) -> None:
-        """Take one interval in."""
         self.steps += steps
         self.seconds += seconds
         self.intervals += 1
@@ -68,40 +67,39 @@ class StepTimes:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step."""
         return self.seconds / self.steps
 
     @property
     def spread_s(self) -> float:
-        """Standard deviation from step to step, if steps are independent: √(Σ n·(x − mean)²/(k − 1)) of k intervals."""
+        """Standard deviation of independent steps: √(Σ n·(x − mean)²/(k − 1)) over k intervals."""
         if self.intervals < 2:
             return 0.0
         return sqrt(max(0.0, self._squares - self.steps * self.step_s**2) / (self.intervals - 1))
 
 
 class _Gap(NamedTuple):
-    """Time of which a part went into steps: how many, and in which settings."""
+    """A time span, and the steps in it by setting."""
 
     seconds: float
     steps: tuple[tuple[float, StepSetting], ...]
 
 
 class _Ordered(NamedTuple):
-    """An order that shows no steps yet."""
+    """An order without steps yet."""
 
-    since: float  # when it was given; for a job that runs meanwhile, when it last reported
-    before: tuple[float, StepSetting] | None  # steps done then, and where; None: it held nothing
+    since: float  # when it was given; of a running job, its last report
+    before: tuple[float, StepSetting] | None  # steps done then, and their setting; None: it held nothing
 
 
 @dataclass(slots=True, eq=False)
 class _JobTimes:
-    """One job: what it holds, since when, and what was seen of it."""
+    """What one job holds, and its measurements."""
 
     model: str
     held: Allocation | None = None
     ordered: _Ordered | None = None
-    base: float = 0.0  # steps done when it was carried out
-    last: tuple[float, float] | None = None  # the last report: instant, steps done; None: nothing can be told from it
+    base: float = 0.0  # steps done when the order was applied
+    last: tuple[float, float] | None = None  # the last report (instant, steps done); None: in another setting
     timed: dict[StepSetting, StepTimes] = field(default_factory=dict)
     starts: list[_Gap] = field(default_factory=list)
     resizes: list[_Gap] = field(default_factory=list)
@@ -109,11 +107,10 @@ class _JobTimes:
 
 
 class StepTimeObserver:
-    """An observer of the scheduler that adds up steps and seconds, apart for every setting.
+    """An observer of the scheduler that measures step times by setting, and the costs of starts, moves and ends.
 
-    Only what lies between two reports in the same setting counts as running. What lies between an order and the first
-    report, less the time that its steps take later on, is the cost of the order. A job that moves goes on where it is
-    while its new devices are made ready: those steps do not count as lost either.
+    Step times come from intervals between two reports in one setting. The cost of an order is the time up to the first
+    report after it, less the time of the steps in between; a job that moves keeps running meanwhile.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -123,34 +120,30 @@ class StepTimeObserver:
         self._residents: dict[int, list[_JobTimes]] = {}  # by device
 
     def adopt(self, job: Job) -> None:
-        """Follow a job from here on that was submitted before; what it holds tells nothing until its next report."""
         self._jobs[job.id] = _JobTimes(job.spec.model, base=job.done)
         self._hold(self._jobs[job.id], job.desired)
 
     def forget(self, job: JobId) -> None:
-        """A job that is over needs no place any more, nor holds anything."""
         watched = self._jobs.pop(job, None)
         if watched is not None:
             self._hold(watched, None)
         self._totals.pop(job, None)
 
     def ended(self, job: JobId, steps: float) -> None:
-        """How many steps a job that finishes has made."""
+        """Set the final step count of a job."""
         self._totals[job] = steps
 
     def timed(self, job: JobId) -> dict[StepSetting, StepTimes]:
-        """Steps and seconds of a job in every setting in which it was seen."""
         return self._jobs[job].timed if job in self._jobs else {}
 
     def costs(self, job: JobId) -> Costs:
-        """The usual cost of what was seen of a job."""
+        """Median costs of a job's starts, moves and ends."""
         watched = self._jobs.get(job)
         if watched is None:
             return Costs()
-        return Costs(*[_usual(watched, gaps) for gaps in (watched.starts, watched.resizes, watched.ends)])
+        return Costs(*[_median_cost(watched, gaps) for gaps in (watched.starts, watched.resizes, watched.ends)])
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
         for fact in record.facts:
             self._take(record.at, fact)
         for change in record.planned.changes if record.planned is not None else ():
@@ -162,7 +155,7 @@ class StepTimeObserver:
             self._jobs[fact.spec.id] = _JobTimes(fact.spec.model)
         elif isinstance(fact, (AssignApplied, ProgressReported, *_LEAVE)):
             watched = self._jobs.get(fact.job)
-            if watched is not None:  # of one that was forgotten some last words may come
+            if watched is not None:  # a forgotten job may still report
                 self._take_of(at, fact, watched)
         elif isinstance(fact, NodeJoined):
             if all(node.name != fact.name for node in self._cluster.nodes):
@@ -176,7 +169,7 @@ class StepTimeObserver:
         if isinstance(fact, AssignApplied):
             watched.base = fact.done
         elif isinstance(fact, ProgressReported):
-            if fact.alone:  # others stood still for it: no interval around this one tells how they run together
+            if fact.alone:  # a probe stopped the others: intervals around it are not representative
                 for stood in (watched, *self._beside(watched, watched.held)):
                     stood.last = None
             self._progress(at, watched, fact.done)
@@ -203,7 +196,7 @@ class StepTimeObserver:
         watched.last = at, done
 
     def _finish(self, at: float, job: JobId, watched: _JobTimes) -> None:
-        """The time since the last report went into the last steps and the end; of a short job it is all there is."""
+        """Attribute the time since the last report to the last steps and the end."""
         if watched.last is None or watched.held is None:
             return
         (since, done), setting = watched.last, self._setting(watched)
@@ -230,7 +223,7 @@ class StepTimeObserver:
             watched.ordered = _Ordered(last[0], (last[1], setting))
 
     def _hold(self, watched: _JobTimes, allocation: Allocation | None) -> None:
-        """Hold something else; who is on the same devices runs in another setting from now on."""
+        """Change what a job holds; jobs that share its devices are in another setting from now on."""
         before, watched.held, watched.last = watched.held, allocation, None
         for device in before.devices() if before is not None else ():
             self._residents[device].remove(watched)
@@ -240,11 +233,11 @@ class StepTimeObserver:
             other.last = None
 
     def _beside(self, watched: _JobTimes, allocation: Allocation | None) -> list[_JobTimes]:
-        """Who else is on the devices of an allocation, each once."""
+        """Other jobs on the devices of an allocation, each once."""
         if allocation is None:
             return []
-        there = {id(other): other for device in allocation.devices() for other in self._residents.get(device, ())}
-        return [other for other in there.values() if other is not watched]
+        found = {id(other): other for device in allocation.devices() for other in self._residents.get(device, ())}
+        return [other for other in found.values() if other is not watched]
 
     def _setting(self, watched: _JobTimes) -> StepSetting:
         assert watched.held is not None
@@ -252,8 +245,8 @@ class StepTimeObserver:
         return StepSetting(self._cluster.placement(watched.held), tuple(beside))
 
 
-def _usual(watched: _JobTimes, gaps: list[_Gap]) -> float | None:
-    """The median of gaps, each without what its steps take; None where no setting tells how long they take."""
+def _median_cost(watched: _JobTimes, gaps: list[_Gap]) -> float | None:
+    """The median of gaps, each less the time of its steps; None where no step time is known."""
     found = []
     for seconds, made in gaps:
         if all(setting in watched.timed for steps, setting in made if steps):
@@ -265,7 +258,7 @@ def _usual(watched: _JobTimes, gaps: list[_Gap]) -> float | None:
 def updated_profile(
     before: Profile | None, program: Program, sized: Sized, timed: Mapping[StepSetting, StepTimes], costs: Costs
 ) -> Profile:
-    """The profile there was, or a new one, with what a run has seen on devices of one kind, alone or beside one job."""
+    """A profile with new measurements on one device type, alone or beside one job; a changed source starts afresh."""
     source = source_digest(program.entry, Path(program.folder))
     if before is None or before.source != source or before.machine != platform.node():
         before = Profile(
@@ -290,7 +283,7 @@ def updated_profile(
 def _measurement(program: Program, sized: Sized, where: StepSetting, times: StepTimes) -> Measurement | None:
     placement = where.placement
     if len(placement.groups) > 1 or len(where.beside) > 1:
-        return None  # a profile has no words for it
+        return None  # a profile cannot express it
     return Measurement(
         placement.groups[0][0],
         placement.num_devices,
@@ -305,7 +298,7 @@ def _measurement(program: Program, sized: Sized, where: StepSetting, times: Step
 
 
 def _joined(old: Measurement | None, new: Measurement) -> Measurement:
-    """Both times, weighed by their steps, beside what only a profiler can measure."""
+    """A measurement with both step times, weighted by their steps; other fields are those of the old one."""
     if old is None or old.step_s is None or new.step_s is None:
         return new if old is None else replace(old, steps=new.steps, step_s=new.step_s, step_spread_s=new.step_spread_s)
     steps = max(1, old.steps) + new.steps
@@ -316,44 +309,41 @@ def _joined(old: Measurement | None, new: Measurement) -> Measurement:
 
 
 class ProfileLearner:
-    """Follows records and reports; what they teach of a job is its profile."""
+    """Turns records and reports into profiles of jobs."""
 
     def __init__(self, cluster: Cluster, version: str) -> None:
         self._version = version
-        self._stopwatch = StepTimeObserver(cluster)
+        self._step_times = StepTimeObserver(cluster)
         self._sized: dict[JobId, Sized] = {}
 
-    def go_on_with(self, jobs: Mapping[JobId, Job]) -> None:
-        """Follow these jobs from here on, which were submitted before anybody looked, and no others."""
+    def follow(self, jobs: Mapping[JobId, Job]) -> None:
+        """Follow these recovered jobs from here on, and no others."""
         self._sized = {job: sized for job, sized in self._sized.items() if job in jobs}
         for job in jobs.values():
-            self._stopwatch.adopt(job)
+            self._step_times.adopt(job)
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
-        self._stopwatch.record(record)
+        self._step_times.record(record)
 
     def take(self, report: Report) -> None:
-        """Take in what an executor says."""
         match report:
             case Sized(job=job):
                 self._sized[job] = report
             case Outcome(job=job, steps=steps):
-                self._stopwatch.ended(job, steps)
+                self._step_times.ended(job, steps)
 
     def sized(self, job: JobId) -> Sized | None:
-        """What a training said of itself when it was loaded; None: nothing yet."""
+        """What a training reported when it was loaded; None: nothing yet."""
         return self._sized.get(job)
 
     def profile(self, job: JobId, program: Program, before: Profile | None) -> Profile | None:
-        """What was known before with what was learned now; None where that is nothing."""
-        timed, sized = self._stopwatch.timed(job), self._sized.get(job)
+        """The profile before with the new measurements; None without any."""
+        timed, sized = self._step_times.timed(job), self._sized.get(job)
         if not timed or sized is None or not sized.batch_size or not program.entry:
             return None
-        profile = updated_profile(before, program, sized, timed, self._stopwatch.costs(job))
+        profile = updated_profile(before, program, sized, timed, self._step_times.costs(job))
         return replace(profile, version=self._version)
 
     def forget(self, job: JobId) -> None:
-        """A job that is over needs no place any more."""
         self._sized.pop(job, None)
-        self._stopwatch.forget(job)
+        self._step_times.forget(job)

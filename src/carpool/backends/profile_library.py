@@ -27,18 +27,18 @@ from carpool.predictors.profiles.rate_model import ProfileRateModel
 
 ROOT = Path(".carpool")
 PROFILES = ROOT / "profiles"
-RUN_PROFILES = "runs/*/jobs/*/profile.json"  # what runs have measured on their way
+RUN_PROFILES = "runs/*/jobs/*/profile.json"  # measured by runs
 
 
 class ProfileLibrary:
-    """All profiles under a folder: those that were made, then those that runs wrote down, the newest first."""
+    """All profiles under a folder: those of ``carpool profile``, then those of runs, newest first."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._paths = [*_newest(root, "profiles/*.json"), *_newest(root, RUN_PROFILES)]
         self._read: dict[Path, Profile | None] = {}
 
     def find(self, entry: str, args: Mapping[str, Any]) -> tuple[Profile, Path] | None:
-        """The first profile of an entry with these arguments, with what others of the same file and machine add."""
+        """The first profile of an entry with these arguments, merged with others of the same file and machine."""
         key = profile_key(entry, args)
         found = [(profile, path) for path in self._paths if (profile := self._profile(path)) and profile.key == key]
         if not found:
@@ -48,17 +48,15 @@ class ProfileLibrary:
         return profile, found[0][1]
 
     def belief(self, program: Program) -> ProfileRateModel | None:
-        """What the shelf knows of a program, and what there is to doubt about it."""
         found = self.find(program.entry, program.args) if program.entry else None
         return None if found is None else as_belief(found[0], program)
 
     def beliefs(self, jobs: Sequence[ListedJob]) -> dict[JobId, ProfileRateModel]:
-        """Of every job that it knows."""
         found = {spec.id: self.belief(program) for spec, program in jobs}
         return {job: belief for job, belief in found.items() if belief is not None}
 
     def _profile(self, path: Path) -> Profile | None:
-        """One profile; a damaged one is as good as none, because nobody asked for it by name."""
+        """A profile; None where it is damaged."""
         if path not in self._read:
             try:
                 self._read[path] = read_profile(path)
@@ -68,13 +66,13 @@ class ProfileLibrary:
 
 
 def merge_profiles(found: Sequence[Profile]) -> Profile | None:
-    """The first of several profiles of one training, with what others of the same file and machine add."""
+    """The first of several profiles of one training, completed by others of the same file and machine."""
     alike = [each for each in found if (each.source, each.machine) == (found[0].source, found[0].machine)]
     return reduce(_with, alike) if alike else None
 
 
 def as_belief(profile: Profile, program: Program) -> ProfileRateModel | None:
-    """What a profile tells of a program, and what there is to doubt about it; None where nothing was measured."""
+    """The rate model of a profile, with its doubts (older file, other machine); None without measurements."""
     doubts = []
     if profile.source and profile.source != source_digest(program.entry, Path(program.folder)):
         doubts.append("of an older file")
@@ -85,7 +83,7 @@ def as_belief(profile: Profile, program: Program) -> ProfileRateModel | None:
 
 
 def _with(first: Profile, other: Profile) -> Profile:
-    """A profile, and of another one only what it does not know."""
+    """A profile completed by another one."""
     measurements = merge_measurements(other.measurements, first.measurements)
     start_s, resize_s, end_s = first.costs.over(other.costs)
     noise = first.noise or other.noise
@@ -93,18 +91,18 @@ def _with(first: Profile, other: Profile) -> Profile:
 
 
 def profile_path(profile: Profile, folder: Path = PROFILES) -> Path:
-    """Where a profile belongs."""
+    """The path of a profile."""
     return entry_profile_path(profile.entry, profile.args, folder)
 
 
 def entry_profile_path(entry: str, args: Mapping[str, Any], folder: Path = PROFILES) -> Path:
-    """Where the profile of an entry with these arguments belongs: the entry for people, the key for the rest."""
+    """The path of an entry's profile: its readable name and its key."""
     readable = re.sub(r"[^\w.]+", "-", short_entry(entry).replace(".py:", "-")).strip("-")
     return folder / f"{readable}-{profile_key(entry, args)}.json"
 
 
 def save_profile(profile: Profile, path: Path | None = None) -> Path:
-    """Write a profile where it is looked for, unless told where else; the path."""
+    """Write a profile to its default path or another one; the path."""
     path = path or profile_path(profile)
     write_profile(profile, path)
     return path

@@ -61,6 +61,8 @@ SETTINGS = {
         Setting("warm", 1, "warm worker processes per GPU"),
         Setting("memory_cap", "", "memory that all jobs on a device may use together; empty: all of it"),
         Setting("checkpoint_days", 90, "days to keep checkpoints after a job has ended; 0: for ever"),
+        Setting("log_level", "warning", "least severe level to log: debug, info, warning or error"),
+        Setting("log_format", "text", "format of the log: text, or json for one object per line"),
         Setting("socket", "", f"Unix socket of the daemon; empty: {SOCKET} in its state directory"),
         Setting("host", "127.0.0.1", "address to listen on; other than loopback requires access tokens"),
         Setting("port", PORT, "TCP port to listen on; 0: none"),

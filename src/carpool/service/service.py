@@ -87,16 +87,16 @@ class SchedulerService:
         check_fit(jobs, self.cluster)
         user, body = principal.name, fingerprint(jobs) if key else ""
         if key and (before := self._keys.find(user, key, body)) is not None:
-            await self._model.daemon.settle()
+            await self._model.loop.flush()
             return before
         self._quotas.of(user).check(user, self._active(user), jobs)
         accepted = self.as_submitted(principal, jobs)
         names = tuple(job.spec.id for job in accepted)
         if key:
-            submitting = self._model.daemon.submit(accepted, {"user": user, "key": key, "body": body})
+            submitting = self._model.loop.submit(accepted, {"user": user, "key": key, "body": body})
             await self._keys.submit(user, key, body, names, submitting)
         else:
-            await self._model.daemon.submit(accepted)
+            await self._model.loop.submit(accepted)
         return names
 
     async def cancel(self, principal: Principal, job: str) -> None:
@@ -114,7 +114,7 @@ class SchedulerService:
     async def change_array(self, principal: Principal, array: str, command: ArrayCommand) -> tuple[JobId, ...]:
         """Cancel, pause or resume those jobs of an array whose phase allows it; return their names."""
         principal.check_may_submit()
-        specs = (account.spec for account in self._model.ledger.accounts.values())
+        specs = (account.spec for account in self._model.accounting.accounts.values())
         members = [spec.id for spec in specs if spec.array == array and principal.may_change(spec.user)]
         if not array or not members:
             raise NotFound(f"there is no array {array!r}")
@@ -122,7 +122,7 @@ class SchedulerService:
         jobs = self._model.scheduler.jobs
         changed = [name for name in members if name in jobs and jobs[name].phase in phases]
         # Last first: cancelling a running job must not start another one that is about to be cancelled.
-        await self._model.daemon.wish(*(make(name) for name in reversed(changed)))
+        await self._model.loop.apply(*(make(name) for name in reversed(changed)))
         return tuple(changed)
 
     async def set_weight(self, principal: Principal, job: str, weight: float) -> None:
@@ -158,7 +158,7 @@ class SchedulerService:
         principal.check_is_admin()
         scheduler = self._model.scheduler
         dry_run_policy(scheduler, self._model.estimates, max(self._model.now(), scheduler.at), text)
-        await self._model.daemon.wish(PolicyChanged(text))
+        await self._model.loop.apply(PolicyChanged(text))
 
     async def _change(
         self, principal: Principal, fact: _JobChange, what: str, *, unless: Collection[Phase] = ()
@@ -170,7 +170,7 @@ class SchedulerService:
         phase = self._phase(account)
         if phase.is_over or phase in unless:
             raise Conflict(f"job {fact.job!r} is {phase}; it cannot {what}")
-        await self._model.daemon.wish(fact)
+        await self._model.loop.apply(fact)
 
     def as_submitted(self, principal: Principal, jobs: Sequence[ListedJob]) -> list[ListedJob]:
         """Return the jobs with the names, owner and weights that `submit` would give them."""
@@ -192,7 +192,7 @@ class SchedulerService:
         offset: int = 0,
         limit: int = 100,
     ) -> JobPage:
-        found: Collection[JobAccount] = self._model.ledger.accounts.values()
+        found: Collection[JobAccount] = self._model.accounting.accounts.values()
         if not principal.may_see(user):  # an empty user means all users
             user = user or principal.name
             found = found if principal.may_see(user) else ()
@@ -254,7 +254,7 @@ class SchedulerService:
 
     def timeline(self, principal: Principal, since: float, until: float, job: str = "") -> list[SpanView]:
         """Return the allocations between two Unix times, of all jobs or of one."""
-        time_base, accounting = self._model.calendar, self._model.ledger
+        time_base, accounting = self._model.calendar, self._model.accounting
         return [
             SpanView(
                 span.device,
@@ -263,14 +263,14 @@ class SchedulerService:
                 time_base.unix(span.since),
                 None if span.until is None else time_base.unix(span.until),
             )
-            for span in self._model.spans.between(time_base.instant(since), time_base.instant(until))
+            for span in self._model.allocations.between(time_base.instant(since), time_base.instant(until))
             if not job or span.job == job
         ]
 
     def decisions(self, principal: Principal, *, before: int | None = None, limit: int = 100) -> list[DecisionView]:
         """Return the newest plans that changed an allocation, newest first."""
-        owner, redact, views = self._model.ledger.owner, self._redactor(principal), []
-        newest = reversed(self._model.chronicle.decisions)
+        owner, redact, views = self._model.accounting.owner, self._redactor(principal), []
+        newest = reversed(self._model.events.decisions)
         for decision in islice((each for each in newest if before is None or each.number < before), limit):
             visible = {change.job for change in decision.planned.changes if principal.may_see(owner(change.job))}
             changes = present.change_views(decision.planned, self._model.names, visible)
@@ -306,7 +306,7 @@ class SchedulerService:
 
     def summary(self, principal: Principal) -> SummaryView:
         devices = self.devices(principal)
-        accounts = self._model.ledger.accounts.values()
+        accounts = self._model.accounting.accounts.values()
         phases = Counter(self._phase(account) for account in accounts if principal.may_see(account.spec.user))
         return SummaryView(
             self.now(),
@@ -329,7 +329,7 @@ class SchedulerService:
     async def event_batches(self, principal: Principal, after: int | None = None) -> AsyncGenerator[list[Event], None]:
         """Like `events`, but yield all available events at once."""
         sees_all = principal.may_see("")
-        async with aclosing(self._model.chronicle.feed.batches(after)) as batches:
+        async with aclosing(self._model.events.feed.batches(after)) as batches:
             async for batch in batches:
                 visible = [event for event in batch if not event.job or principal.may_see(event.owner)]
                 if not sees_all:  # a decision's reason may name hidden jobs
@@ -337,14 +337,14 @@ class SchedulerService:
                 yield visible
 
     def counters(self) -> ServiceCounters:
-        log, accounts = self._model.chronicle, self._model.ledger.accounts
+        log, accounts = self._model.events, self._model.accounting.accounts
         running = [job.id for job in self._model.scheduler.jobs.values() if job.desired is not None]
         rate = sum(accounts[job].rate for job in running)
         return ServiceCounters(log.num_decisions, log.feed.count, log.feed.listeners, rate)
 
     # --------------------------------------------------------------------------------------------------------- inside
     def _account(self, principal: Principal, job: str) -> JobAccount:
-        account = self._model.ledger.accounts.get(JobId(job))
+        account = self._model.accounting.accounts.get(JobId(job))
         if account is None or not principal.may_see(account.spec.user):
             raise NotFound(f"there is no job {job!r}")
         return account
@@ -358,7 +358,7 @@ class SchedulerService:
         """Return the function that removes the names of hidden jobs from a policy's reason."""
         if principal.may_see(""):
             return str
-        has_seen, owner = self._model.scheduler.has_seen, self._model.ledger.owner
+        has_seen, owner = self._model.scheduler.has_seen, self._model.accounting.owner
 
         def is_hidden(job: JobId) -> bool:
             return has_seen(job) and not principal.may_see(owner(job))
@@ -376,6 +376,6 @@ class SchedulerService:
             time_base=self._model.calendar,
             names=self._model.names,
             what=present.describe_program(self._model.programs.get(name)),
-            total=self._model.total(name),
+            total=self._model.total_steps(name),
             ends_in=None if job is None else present.expected_end(job, at, self._model.estimates),
         )

@@ -26,39 +26,33 @@ from carpool.sim.worlds.base import PlainWorld, World
 
 
 class Bench(Protocol):
-    """A backend with at least two devices, clamped down for testing."""
+    """A backend with at least two devices under test."""
 
-    def submit(self, spec: JobSpec) -> None:
-        """Make a job known, as its submission would."""
-        ...
+    def submit(self, spec: JobSpec) -> None: ...
 
-    def give(self, *orders: Order) -> None:
-        """Give orders."""
-        ...
+    def give(self, *orders: Order) -> None: ...
 
     def run(self, seconds: float) -> list[Fact]:
-        """Every fact since the last call, after that much time; a live backend may return when all is answered."""
-        ...
+        """All facts since the last call, after so much time; a live backend may return once every order is answered."""
 
 
 class BackendContract:
-    """What every backend promises. Inherit and override `make_bench`, and `spec` where jobs need more than a length."""
+    """Tests that every backend passes; inherit and override `make_bench`, and `spec` where a length is not enough."""
 
     long_s = 1000.0  # a job that does not end during a test
     short_s = 2.0  # one that does
-    answer_s = 10.0  # within which orders are answered
+    answer_s = 10.0  # in which orders are answered
 
     def make_bench(self) -> Bench:
-        """A fresh backend."""
         raise NotImplementedError(f"{type(self).__name__} overrides make_bench")
 
     def spec(self, name: str, seconds: float) -> JobSpec:
-        """A job of one or two devices that takes this long alone on one."""
+        """A job of one or two devices that takes this long on one."""
         return JobSpec(JobId(name), 1, seconds, max_devices=2)
 
     # ----------------------------------------------------------------------------------------------------- promises
     def test_assign_is_answered(self) -> None:
-        """With AssignApplied of that generation, before anything else is said of the job."""
+        """An Assign is answered by AssignApplied of its generation before any other fact about the job."""
         bench = self._with("a")
         bench.give(_assign("a", 1, 0))
         facts = _of(bench.run(self.answer_s), "a")
@@ -66,7 +60,7 @@ class BackendContract:
         assert facts[0] == AssignApplied(JobId("a"), 1, 0.0)
 
     def test_release_is_answered(self) -> None:
-        """With ReleaseApplied of that generation, after which the job is silent."""
+        """A Release is answered by ReleaseApplied of its generation, the last fact about the job."""
         bench = self._running("a")
         bench.give(Release(JobId("a"), 2))
         facts = _of(bench.run(self.answer_s), "a")
@@ -77,13 +71,13 @@ class BackendContract:
         assert _of(bench.run(self.answer_s), "a") == []
 
     def test_release_of_what_never_ran_is_answered(self) -> None:
-        """Nothing is held, and that is what was ordered."""
+        """A Release of a job that never ran is answered too."""
         bench = self._with("a")
         bench.give(Release(JobId("a"), 1))
         assert _of(bench.run(self.answer_s), "a") == [ReleaseApplied(JobId("a"), 1, 0.0)]
 
     def test_work_is_kept_over_a_release(self) -> None:
-        """A job goes on from where it was."""
+        """A job continues from its progress at the release."""
         bench = self._running("a")
         bench.give(Release(JobId("a"), 2))
         kept = next(fact.done for fact in bench.run(self.answer_s) if isinstance(fact, ReleaseApplied))
@@ -92,7 +86,7 @@ class BackendContract:
         assert (again.generation, again.done) == (3, kept)
 
     def test_a_newer_assign_replaces_the_older(self) -> None:
-        """A resize: the job goes on, and speaks under the new generation only."""
+        """A resize: the job continues and reports under the new generation only."""
         bench = self._running("a")
         bench.give(_assign("a", 2, 0, 1))
         facts = _of(bench.run(self.answer_s), "a")
@@ -102,7 +96,7 @@ class BackendContract:
         assert not [fact for fact in facts if isinstance(fact, ReleaseApplied)]
 
     def test_an_order_given_twice_does_no_harm(self) -> None:
-        """After a restart orders are repeated: the job neither starts again nor loses work, and ends once."""
+        """A repeated order, as after a restart, neither restarts the job nor loses work."""
         once, twice = self._with("a", seconds=self.short_s), self._with("a", seconds=self.short_s)
         once.give(_assign("a", 1, 0))
         twice.give(_assign("a", 1, 0))
@@ -111,7 +105,7 @@ class BackendContract:
         assert ends[0] == ends[1] == [JobFinished(JobId("a"), 1)]
 
     def test_a_release_given_twice_does_no_harm(self) -> None:
-        """The second one is answered too, or not at all."""
+        """A repeated release is answered again, or not at all."""
         bench = self._running("a")
         bench.give(Release(JobId("a"), 2), Release(JobId("a"), 2))
         facts = _of(bench.run(self.answer_s), "a")
@@ -120,7 +114,7 @@ class BackendContract:
         assert [type(fact) for fact in _of(bench.run(self.answer_s), "a")][:1] == [AssignApplied]
 
     def test_a_stale_assign_is_ignored(self) -> None:
-        """An order that was overtaken on the way does not bring the job back."""
+        """An order older than the newest does not start the job."""
         bench = self._running("a")
         bench.give(Release(JobId("a"), 2))
         bench.run(self.answer_s)
@@ -128,7 +122,7 @@ class BackendContract:
         assert _of(bench.run(self.answer_s), "a") == []
 
     def test_a_stale_release_is_ignored(self) -> None:
-        """An old release does not take the job off its new devices."""
+        """An old release does not release the job's new devices."""
         bench = self._with("a")
         bench.give(_assign("a", 3, 0))
         bench.run(self.answer_s)
@@ -137,7 +131,7 @@ class BackendContract:
         assert not [fact for fact in facts if isinstance(fact, ReleaseApplied)]
 
     def test_a_late_order_for_a_finished_job_does_no_harm(self) -> None:
-        """The terminal fact was on its way and wins."""
+        """Orders for a job that has finished change nothing."""
         bench = self._with("a", "b", seconds=self.short_s)
         bench.give(_assign("a", 1, 0))
         assert _ends(bench.run(self.answer_s + self.short_s), "a") == [JobFinished(JobId("a"), 1)]
@@ -147,7 +141,7 @@ class BackendContract:
         assert _ends(facts, "b") == [JobFinished(JobId("b"), 1)]
 
     def test_jobs_do_not_disturb_each_other(self) -> None:
-        """Orders for one job say nothing about another."""
+        """Orders for one job do not affect another."""
         bench = self._with("a", "b", seconds=self.short_s)
         bench.give(_assign("a", 1, 0), _assign("b", 1, 1))
         bench.give(Release(JobId("a"), 2))
@@ -170,28 +164,25 @@ class BackendContract:
 
 
 class MachinesBench:
-    """The simulated machines, clamped down."""
+    """The simulated backend under test."""
 
     def __init__(self, world: World | None = None, *, sharing: bool = False) -> None:
-        self._timeline = EventQueue()
+        self._events = EventQueue()
         cluster = Cluster.build([(1, 2, "V100")])
-        self._machines = SimulatedBackend(cluster, world or PlainWorld(), self._timeline, sharing=sharing)
+        self._backend = SimulatedBackend(cluster, world or PlainWorld(), self._events, sharing=sharing)
         self._at = 0.0
         self._facts: list[Fact] = []
 
     def submit(self, spec: JobSpec) -> None:
-        """Make a job known."""
-        self._machines.introduce(spec)
+        self._backend.introduce(spec)
 
     def give(self, *orders: Order) -> None:
-        """Give orders."""
-        self._facts.extend(self._machines.apply(self._at, orders))
+        self._facts.extend(self._backend.apply(self._at, orders))
 
     def run(self, seconds: float) -> list[Fact]:
-        """Let virtual time pass."""
         end = self._at + seconds
-        while (at := self._timeline.next_at) is not None and at <= end:
-            self._facts.extend(self._timeline.happen(at))
+        while (at := self._events.next_at) is not None and at <= end:
+            self._facts.extend(self._events.happen(at))
         self._at = end
         facts, self._facts = self._facts, []
         return facts
@@ -205,11 +196,11 @@ def _assign(job: str, generation: int, *devices: int) -> Assign:
 
 
 def _of(facts: Sequence[Fact], job: str) -> list[_OfJob]:
-    """What was said about a job."""
-    assert not [fact for fact in facts if isinstance(fact, JobSubmitted)], "submissions are not the backend's to report"
+    """Facts about a job."""
+    assert not [fact for fact in facts if isinstance(fact, JobSubmitted)], "a backend does not report submissions"
     return [fact for fact in facts if isinstance(fact, _OfJob) and fact.job == job]
 
 
 def _ends(facts: Sequence[Fact], job: str) -> list[_OfJob]:
-    """How often and how a job ended."""
+    """The ends of a job."""
     return [fact for fact in _of(facts, job) if isinstance(fact, JobFinished | JobFailed | JobCrashed)]

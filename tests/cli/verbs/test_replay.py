@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local_run import LocalRun, RunRequest
 from carpool.backends.profile_library import ProfileLibrary
 from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder
 from carpool.cli.main import run
@@ -15,8 +14,8 @@ from carpool.core.model import JobId, JobSpec
 from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
-from carpool.policies.registry import parse_policy
 from carpool.predictors.profiles.profile import read_profile
+from carpool.service.daemon.batch_run import BatchRun, RunRequest
 from tests.support.fake_executor import FakeExecutor
 
 TWO = tuple(parse_devices("cpu:2x2", cores=(0, 1, 2, 3), gpus=()))  # estimated twice as fast as one core
@@ -24,7 +23,7 @@ STEPS = {"a": 10, "b": 20, "c": 5, "d": 30}
 
 
 def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fails: str) -> RunFolder:
-    """Run four one-device jobs on a fake executor with two devices and one step per second; some are commands."""
+    """Four jobs of one device on a pretended machine of two, which makes a step a second; some may run commands."""
     (root / "train.py").write_text("def main(): ...\n")
     jobs = tuple(
         ListedJob(JobSpec(JobId(job)), Program(command=("sleep", str(steps)), folder=str(root)))
@@ -35,8 +34,7 @@ def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fa
         for job, steps in STEPS.items()
     )
     folder = RunFolder(root / ".carpool" / "runs" / name)
-    asked = RunRequest(name, jobs, TWO, parse_policy(policy), policy, "0")
-    local_run = LocalRun(asked, folder, profiles=ProfileLibrary(root / ".carpool").beliefs(jobs))
+    request = RunRequest(name, jobs, TWO, policy, "0", profiles=ProfileLibrary(root / ".carpool").beliefs(jobs))
     machine = FakeExecutor(STEPS, fails=fails, batch=(8, 80))
     for at in range(1, 50):
         machine.at(float(at), machine.report_progress)
@@ -44,7 +42,9 @@ def record(root: Path, name: str, policy: str = "fifo", commands: str = "", **fa
     async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
         return machine
 
-    asyncio.run(local_run.go(start, machine))
+    begun = BatchRun.open(request, folder, start, lambda at, begun_at: machine)
+    asyncio.run(begun.run())
+    begun.close()
     return folder
 
 

@@ -4,12 +4,11 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import RunEnd
 from carpool.cli.main import run
 from carpool.cli.render.live_table import LineDisplay
 from carpool.cli.render.run_summary import as_document, print_summary
@@ -28,6 +27,8 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.jobs.devices import LocalDevice, parse_devices
+from carpool.service.daemon.batch_run import BatchRun, RunEnd
+from carpool.service.store.store import LOG
 from tests.support.fake_executor import FakeExecutor
 
 ENTRY = "def main(lr=0.1):\n    pass\n"
@@ -60,11 +61,21 @@ class Machine:
         self.batch = (0, 0)
         self.started: list[FakeExecutor] = []
         self.options: tuple[str, int, str, int] | None = None
+        self.environment: dict[str, str] = {}
 
     async def start(
-        self, devices: Sequence[LocalDevice], state: Path, *, lanes: str, warm: int, reducer: str, memory_cap: int
+        self,
+        devices: Sequence[LocalDevice],
+        state: Path,
+        *,
+        lanes: str,
+        warm: int,
+        reducer: str,
+        memory_cap: int,
+        environment: Mapping[str, str],
     ) -> FakeExecutor:
         self.options = (lanes, warm, reducer, memory_cap)
+        self.environment = dict(environment)
         kept = self.started[-1].kept if self.started else None
         steps = {"a": 10, "b": 20, "c": 5}
         machine = FakeExecutor(steps, fails=self.fails, kept=kept, batch=self.batch, at_once=not self.interrupts)
@@ -96,6 +107,7 @@ def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     words = ["--devices", "cpu:2", "--policy", "fifo", "--lanes", "slice", "--warm", "2", "--reducer", "group"]
     assert run(["run", "jobs.toml", *words, "--memory-cap", "3GiB", "--json"]) == 0
     assert machine.options == ("slice", 2, "group", 3 << 30)
+    assert machine.environment == {}
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert list(document) == TOP
@@ -134,6 +146,15 @@ def test_people_get_lines_and_a_summary(machine: Machine, capsys: pytest.Capture
     assert "reached its steps, loss 0.2500, accuracy 0.5" in printed.err
 
 
+def test_log_options_reach_the_executor(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--log-level", "info", "--log-format", "json"]
+    assert run(["run", "jobs.toml", "--devices", "cpu:2", "--policy", "fifo", "--json", *words]) == 0
+    printed = capsys.readouterr()
+    json.loads(printed.out)
+    assert "plan" in {json.loads(line)["event"] for line in printed.err.splitlines()}
+    assert machine.environment == {"CARPOOL_LOG_LEVEL": "info", "CARPOOL_LOG_FORMAT": "json"}
+
+
 def test_a_failed_job_gives_exit_code_1_and_its_error(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.fails = {"a": "the loss is not a number"}
     assert run(["run", "jobs.toml", "--json"]) == 1
@@ -152,8 +173,8 @@ def test_every_run_has_a_folder_of_its_own(
     assert run(["run", "jobs.toml"]) == run(["run", "jobs.toml"]) == 0
     assert sorted(path.name for path in (tmp_path / ".carpool" / "runs").iterdir()) == ["jobs", "jobs-2"]
     assert run(["run", "jobs.toml", "--state", "mine", "--journal", "copy.jsonl"]) == 0
-    assert (tmp_path / "copy.jsonl").read_bytes() == (tmp_path / "mine" / "journal.jsonl").read_bytes()
-    assert run(["explain", "a", "--journal", "mine/journal.jsonl"]) == 0
+    assert (tmp_path / "mine" / LOG).is_file()
+    assert run(["explain", "a", "--journal", "copy.jsonl"]) == 0
     assert "gets device 0" in capsys.readouterr().out
     assert run(["explain", "a", "--run", "mine"]) == 0
     assert "gets cpu:" in capsys.readouterr().out
@@ -172,7 +193,7 @@ def test_interrupt_and_resume(machine: Machine, capsys: pytest.CaptureFixture[st
     assert [job["state"] for job in document["jobs"]] == ["finished", "finished"]
     assert machine.started[1].introduced == {"a": True, "b": True}
     assert run(["run", "jobs.toml", "--resume"]) == 2
-    assert "has jobs left to do" in capsys.readouterr().err
+    assert "is unfinished" in capsys.readouterr().err
 
 
 def test_interrupted_before_it_began(
@@ -214,16 +235,20 @@ def test_what_a_policy_of_ones_own_raises_is_told_as_its_fault(
     assert capsys.readouterr().err.startswith(f"carpool: {words}. Test it with")
 
 
+def prepared(machine: Machine, devices: str) -> BatchRun:
+    return verb.prepare(look_up("jobs.toml", None, None), parse_devices(devices), "fifo", verb.start_executor)
+
+
 def test_of_a_job_without_steps_no_progress_is_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    going = verb.prepare(look_up("jobs.toml", None, None), parse_devices("cpu:1"), "fifo")
-    going.ledger.record(Record(0.0, [JobSubmitted(JobSpec(JobId("a")))]))
+    going = prepared(machine, "cpu:1")
+    going.accounting.record(Record(0.0, [JobSubmitted(JobSpec(JobId("a")))]))
     given = Planned("it is next", (Change(JobId("a"), Allocation.of(0)),), (1.0,))
-    going.ledger.record(Record(21.0, [], given))
-    going.ledger.record(Record(21.1, [AssignApplied(JobId("a"), 1, 0.0)]))
+    going.accounting.record(Record(21.0, [], given))
+    going.accounting.record(Record(21.1, [AssignApplied(JobId("a"), 1, 0.0)]))
     lines = LineDisplay(going)
     lines.refresh()
     assert capsys.readouterr().err == "     21.0 s  a  gets cpu:0: it is next\n"
-    going.ledger.record(Record(22.0, [ProgressReported(JobId("a"), 1, 5.0, 5.0)]))
+    going.accounting.record(Record(22.0, [ProgressReported(JobId("a"), 1, 5.0, 5.0)]))
     lines.refresh()
     assert capsys.readouterr().err == "     22.0 s  a  step 5, 5.0 steps/s\n"
 
@@ -231,13 +256,13 @@ def test_of_a_job_without_steps_no_progress_is_told(machine: Machine, capsys: py
 def test_while_a_job_is_left_nobody_says_how_busy_devices_were(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    interrupted = verb.prepare(look_up("jobs.toml", None, None), parse_devices("cpu:2"), "fifo")
+    interrupted = prepared(machine, "cpu:2")
     a, b = (JobId(name) for name in "ab")
     both = Planned("both fit", (Change(a, Allocation.of(0)), Change(b, Allocation.of(1))), (1.0, 1.0))
     submitted = Record(0.0, [JobSubmitted(JobSpec(a)), JobSubmitted(JobSpec(b))], both)
     for record in (submitted, Record(1.0, [JobFinished(a, 1)]), Record(9.0, [ReleaseApplied(b, 2, 9.0)])):
         interrupted.metrics.record(record)
-        interrupted.ledger.record(record)
+        interrupted.accounting.record(record)
     assert as_document(interrupted)["utilisation"] == {"device": None, "memory": None}
     print_summary(interrupted, RunEnd.INTERRUPTED)
     assert "1 of 2 jobs finished in 1.0 s, on average after 1.0 s\n" in capsys.readouterr().out
@@ -297,7 +322,7 @@ def test_bad_input_starts_nothing(
 def test_the_state_of_another_run_is_not_overwritten(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "jobs.toml", "--state", "mine"]) == 0
     assert run(["run", "jobs.toml", "--state", "mine"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
 
 
 def test_overlapping_devices_are_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

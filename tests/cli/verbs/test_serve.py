@@ -19,15 +19,14 @@ def test_a_daemon_keeps_others_out_and_ends_on_sigterm(tmp_path: Path, capfd: py
     assert daemon.stderr is not None
     try:
         first = daemon.stderr.readline()
-        assert first == f"carpool: serves 1 device from {state} with policy fifo; 0 jobs to go on with\n"
-        assert daemon.stderr.readline() == f"carpool: listens at unix:{state}/api.sock\n"
+        assert all(words in first for words in ("1 device ", str(state), "fifo", "0 jobs"))
+        assert f"unix:{state}/api.sock" in daemon.stderr.readline()
         assert run(given) == 2
-        told = (
-            f"another daemon is going on in it. Wait for it, stop it with kill {daemon.pid}, or name another --state."
-        )
-        assert told in capfd.readouterr().err
+        refused = capfd.readouterr().err
+        assert str(state) in refused
+        assert f"kill {daemon.pid}" in refused
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.stderr.read() == "carpool: halts all jobs with checkpoints\n"
+        assert "checkpoints" in daemon.stderr.read()
         assert daemon.wait() == 0
     finally:
         daemon.kill()

@@ -53,7 +53,7 @@ def test_ps_has_columns_for_priority_and_deadline_if_a_job_has_one(
 
 def test_foreign_processes_are_listed(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     seen = OutsidersSeen(DeviceId(1), (ForeignProcess(4123, "ben", "python", 3 << 30),))
-    served.do(served.rig.backend.loop.wish(seen))
+    served.do(served.rig.backend.loop.apply(seen))
     run(["submit", "-d", job_file(served, "a", "b")])
     capsys.readouterr()
     lines = stdout_of(capsys, "ps").splitlines()

@@ -23,7 +23,7 @@ def submit_and_follow(
     codes: list[int] = []
     following = Thread(target=lambda: codes.append(run(["submit", *args])))
     following.start()
-    feed = served.rig.backend.read_model.chronicle.feed
+    feed = served.rig.backend.read_model.events.feed
 
     async def run_jobs() -> None:
         async for event in feed.listen(0):

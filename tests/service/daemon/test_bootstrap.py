@@ -1,4 +1,4 @@
-"""A daemon is killed again and again: its jobs end once, with the weights they would have had anyway."""
+"""Daemons that are killed, restarted and replaced: every job ends once, with the weights of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import DurableExecutorPort
+from carpool.backends.ports import LOCAL, ExecutorPort
 from carpool.core.errors import InputError
 from carpool.core.messages import Fact, JobResumed, NodeLost, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, Kind
@@ -55,28 +55,30 @@ def write_jobs(folder: Path, count: int, **args: object) -> Path:
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> CrashingDaemon:
-    return CrashingDaemon(tmp_path / "state", write_jobs(tmp_path, 3), mark=f"house-{tmp_path}")
+def crashing(tmp_path: Path) -> CrashingDaemon:
+    return CrashingDaemon(tmp_path / "state", write_jobs(tmp_path, 3), mark=f"crash-{tmp_path}")
 
 
 def test_killed_and_started_again_all_jobs_end_once_and_no_step_is_made_twice(
-    victim: CrashingDaemon, tmp_path: Path
+    crashing: CrashingDaemon, tmp_path: Path
 ) -> None:
     chance = random.Random(5)
     for _ in range(2):
-        assert kill_after(victim.start(), chance.randrange(4, 9))
-    assert not kill_after(victim.start(), 10**9)
-    assert victim.left_behind() == {}
-    entries = read(victim.state)
+        assert kill_after(crashing.start(), chance.randrange(4, 9))
+    assert not kill_after(crashing.start(), 10**9)
+    assert crashing.left_behind() == {}
+    entries = read(crashing.state)
     jobs = [JobId(f"job-{number}") for number in range(3)]
     check_journal(entries, jobs)
     assert max(entry.mark.epoch for entry in entries) == 3
-    assert len({entry.mark.life for entry in entries if entry.mark.life}) == 1, "one executor outlived all daemons"
+    assert len({entry.mark.of(LOCAL).life for entry in entries if entry.mark.of(LOCAL).life}) == 1, (
+        "one executor outlived all daemons"
+    )
     found = outcomes(entries)
     for number, job in enumerate(jobs):
         training = load_training("jobs.py:tiny", {"seed": number, "step_s": 0.0}, folder=tmp_path)
         assert found[job].digest == plain_loop(training).digest
-        assert steps_made(victim.state, job) == dict.fromkeys(range(1, 61), 1)
+        assert steps_made(crashing.state, job) == dict.fromkeys(range(1, 61), 1)
 
 
 PATIENCE_S = 90.0
@@ -98,67 +100,67 @@ async def opened(
 ) -> AsyncIterator[DaemonInstance]:
     """A daemon at work, which is stopped in the end."""
     options = ExecutorOptions(mirror_s=0.2, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
-    house = DaemonInstance.open(
-        DaemonOptions(folder, tuple(parse_devices(devices)), "1", policy, "fifo", options, checkpoint_days=days)
+    daemon = DaemonInstance.open(
+        DaemonOptions(folder, tuple(parse_devices(devices)), "1", policy, "fifo", options=options, checkpoint_days=days)
     )
     try:
-        await house.start()
-        running = asyncio.create_task(house.run())
+        await daemon.start()
+        running = asyncio.create_task(daemon.run())
         try:
-            yield house
+            yield daemon
         finally:
-            house.stop(leave_running=leave_running)
+            daemon.stop(leave_running=leave_running)
             await running
     finally:
-        house.close()
+        daemon.close()
 
 
-async def until(house: DaemonInstance, found: Callable[[], bool]) -> None:
+async def until(daemon: DaemonInstance, found: Callable[[], bool]) -> None:
     """Follow the feed until something holds."""
     async with asyncio.timeout(PATIENCE_S):
-        async for _ in house.followers.chronicle.feed.listen(0):
+        async for _ in daemon.observers.events.feed.listen(0):
             if found():
                 return
 
 
-def steps(house: DaemonInstance, job: str) -> float:
-    return house.followers.ledger.accounts[JobId(job)].done
+def steps(daemon: DaemonInstance, job: str) -> float:
+    return daemon.observers.accounting.accounts[JobId(job)].done
 
 
 def lives(state: Path) -> list[int]:
-    found = [entry.mark.life for entry in read(state) if entry.mark.life]
+    found = [entry.mark.of(LOCAL).life for entry in read(state) if entry.mark.of(LOCAL).life]
     return list(dict.fromkeys(found))
 
 
-def test_executors_that_die_handovers_and_other_devices_change_no_weight(tmp_path: Path) -> None:
+def test_dead_executors_handovers_and_other_devices_change_no_weight(tmp_path: Path) -> None:
     jobs = read_jobs(write_jobs(tmp_path, 3)).jobs
     state, mine = tmp_path / "state", tmp_path / "mine.py"
     mine.write_text(POLICY)
 
     async def first() -> None:
-        async with opened(state, leave_running=True) as house:
-            with pytest.raises(InputError, match="another daemon is going on in it"):
-                DaemonInstance.open(house.setup)
-            await house.daemon.submit(jobs)
-            await until(house, lambda: steps(house, "job-0") >= 2)
+        async with opened(state, leave_running=True) as daemon:
+            with pytest.raises(InputError, match="another daemon uses"):
+                DaemonInstance.open(daemon.options)
+            await daemon.loop.submit(jobs)
+            await until(daemon, lambda: steps(daemon, "job-0") >= 2)
             os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
-            await house.daemon.wish(WeightChanged(JobId("job-2"), 3.0))
-            life = house.store.mark.life
-            await until(house, lambda: house.store.mark.life > life and steps(house, "job-0") >= 2)
+            await daemon.loop.apply(WeightChanged(JobId("job-2"), 3.0))
+            life = daemon.store.mark.of(LOCAL).life
+            await until(daemon, lambda: daemon.store.mark.of(LOCAL).life > life and steps(daemon, "job-0") >= 2)
 
     async def second() -> None:
-        async with opened(state, leave_running=True, policy=f"{mine}:Mine") as house:
-            clerk = SchedulerService(house.premises, house.recovered.notes)
-            assert house.told == []
-            assert clerk.job(ADMIN, "job-2").weight == 3.0
-            assert clerk.summary(ADMIN).policy == f"{mine}:Mine"
+        async with opened(state, leave_running=True, policy=f"{mine}:Mine") as daemon:
+            service = SchedulerService(daemon.read_model, daemon.recovered.notes)
+            assert daemon.notices == []
+            assert service.job(ADMIN, "job-2").weight == 3.0
+            assert service.summary(ADMIN).policy == f"{mine}:Mine"
 
     async def third() -> None:
-        async with opened(state, devices="cpu:1") as house:
-            assert [words.split(" ")[:2] for words in house.told] == [["The", "policy"], ["The", "executor"]]
-            assert (house.policy_text, len(house.names)) == ("fifo", 1)
-            await until(house, lambda: not house.scheduler.jobs)
-            assert [view.what for view in SchedulerService(house.premises).jobs(ADMIN).jobs] == ["jobs.py:tiny"] * 3
+        async with opened(state, devices="cpu:1") as daemon:
+            assert [words.split(" ")[:2] for words in daemon.notices] == [["The", "policy"], ["The", "executor"]]
+            assert (daemon.policy_text, len(daemon.names)) == ("fifo", 1)
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            assert [view.what for view in SchedulerService(daemon.read_model).jobs(ADMIN).jobs] == ["jobs.py:tiny"] * 3
 
     asyncio.run(first())
     assert len(lives(state)) == 2, "one was killed, another took its place"
@@ -191,26 +193,26 @@ class Mine(Fifo):
 """
 
 
-def test_a_policy_that_fails_ends_no_daemon_and_decides_for_none_that_comes_after(tmp_path: Path) -> None:
+def test_a_failing_policy_is_replaced_for_good(tmp_path: Path) -> None:
     jobs = read_jobs(write_jobs(tmp_path, 3)).jobs
     state, mine = tmp_path / "state", tmp_path / "mine.py"
     mine.write_text(FAILS)
     fault = "policy Mine failed: LookupError: too many (mine.py, line 10)"
 
     async def first() -> None:
-        async with opened(state, leave_running=True, policy=f"{mine}:Mine") as house:
-            await house.daemon.submit(jobs[:1])
-            await until(house, lambda: steps(house, "job-0") >= 2)
-            assert house.policy_text == f"{mine}:Mine"
-            await house.daemon.submit(jobs[1:])
-            assert (house.policy_text, house.scheduler.policy_fault) == ("fifo", fault)
-            await until(house, lambda: steps(house, "job-1") >= 2)
+        async with opened(state, leave_running=True, policy=f"{mine}:Mine") as daemon:
+            await daemon.loop.submit(jobs[:1])
+            await until(daemon, lambda: steps(daemon, "job-0") >= 2)
+            assert daemon.policy_text == f"{mine}:Mine"
+            await daemon.loop.submit(jobs[1:])
+            assert (daemon.policy_text, daemon.scheduler.policy_fault) == ("fifo", fault)
+            await until(daemon, lambda: steps(daemon, "job-1") >= 2)
 
     async def second() -> None:
-        async with opened(state) as house:
-            assert house.told == []
-            assert (house.policy_text, house.scheduler.policy_fault) == ("fifo", fault)
-            await until(house, lambda: not house.scheduler.jobs)
+        async with opened(state) as daemon:
+            assert daemon.notices == []
+            assert (daemon.policy_text, daemon.scheduler.policy_fault) == ("fifo", fault)
+            await until(daemon, lambda: not daemon.scheduler.jobs)
 
     asyncio.run(first())
     asyncio.run(second())
@@ -229,51 +231,53 @@ def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted
     state = tmp_path / "state"
 
     async def play() -> None:
-        async with opened(state, leave_running=True) as house:
-            await house.daemon.submit(jobs)
-            await until(house, lambda: steps(house, "job-0") >= 2)
+        async with opened(state, leave_running=True) as daemon:
+            await daemon.loop.submit(jobs)
+            await until(daemon, lambda: steps(daemon, "job-0") >= 2)
         await ExecutorSocket(state / "executor").kill_executor()
-        died = DaemonInstance.open(house.setup)
+        died = DaemonInstance.open(daemon.options)
         try:
-            await (await died._started()).leave()  # it comes so far, and no further
+            await (await died._start_executor()).leave()  # it comes so far, and no further
         finally:
             died.close()
-        async with opened(state) as house:
-            assert house.told == []
-            await until(house, lambda: not house.scheduler.jobs)
+        async with opened(state) as daemon:
+            assert daemon.notices == []
+            await until(daemon, lambda: not daemon.scheduler.jobs)
 
     asyncio.run(play())
     assert len(lives(state)) == 2
     entries = read(state)
     check_journal(entries, [spec.id for spec, _ in jobs])
     losses = [number for number, entry in enumerate(entries) if any(map(_is_loss, entry.record.facts))]
-    assert [entries[number].mark.life > entries[number - 1].mark.life for number in losses] == [True]
+    assert [entries[number].mark.of(LOCAL).life > entries[number - 1].mark.of(LOCAL).life for number in losses] == [
+        True
+    ]
 
 
 def _is_loss(fact: object) -> bool:
     return isinstance(fact, NodeLost)
 
 
-def test_what_was_learned_of_a_training_is_known_to_the_next_daemon(tmp_path: Path) -> None:
+def test_the_next_daemon_knows_the_profile_of_a_training(tmp_path: Path) -> None:
     (job,) = read_jobs(write_jobs(tmp_path, 1)).jobs
     state, one = tmp_path / "state", Placement(((Kind("cpu1"), 1),))
 
     async def first() -> None:
-        async with opened(state) as house:
-            await house.daemon.submit([job])
-            await until(house, lambda: not house.scheduler.jobs)
+        async with opened(state) as daemon:
+            await daemon.loop.submit([job])
+            await until(daemon, lambda: not daemon.scheduler.jobs)
 
     asyncio.run(first())
     again = ListedJob(replace(job.spec, id=JobId("again")), job.program)
-    house = DaemonInstance.open(DaemonOptions(state, tuple(parse_devices("cpu:2")), "1", "", "fifo"))
+    daemon = DaemonInstance.open(DaemonOptions(state, tuple(parse_devices("cpu:2")), "1", "", "fifo"))
     try:
-        house._knowledge.introduce([again])
-        believed = house.followers.live.first_belief(again.spec, one)
+        daemon._profiles.introduce([again])
+        believed = daemon.observers.estimator.first_belief(again.spec, one)
         assert believed.basis.startswith("measured")
         assert believed.rate.mean < 100.0, "a step sleeps for a hundredth of a second"
-        assert house.followers.live.total(again.spec.id) == 60.0
+        assert daemon.observers.estimator.total(again.spec.id) == 60.0
     finally:
-        house.close()
+        daemon.close()
 
 
 def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None:
@@ -281,30 +285,31 @@ def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None
     state = tmp_path / "state"
 
     async def play() -> None:
-        async with opened(state) as house:
-            await house.daemon.submit(jobs[:1])
-            await until(house, lambda: steps(house, "job-0") >= 2)
+        async with opened(state) as daemon:
+            await daemon.loop.submit(jobs[:1])
+            await until(daemon, lambda: steps(daemon, "job-0") >= 2)
             is_renewing, may_end = asyncio.Event(), threading.Event()
-            add, renew = house.store._database.add, house.daemon._host.renew
+            database, renew = daemon.store._opened().database, daemon.loop._hooks.renew
+            add = database.add
             assert renew is not None
 
             def add_slowly(lines: Iterable[LogLine]) -> None:
                 add(_held_back(lines, may_end))
 
-            async def renew_and_tell(reason: str) -> tuple[DurableExecutorPort, Sequence[Fact]]:
+            async def renew_and_tell(name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
                 is_renewing.set()
-                return await renew(reason)
+                return await renew(name, reason)
 
-            house.store._database.add = add_slowly  # type: ignore[method-assign]
-            house.daemon._host = replace(house.daemon._host, renew=renew_and_tell)
-            submitting = asyncio.create_task(house.daemon.submit(jobs[1:]))
+            database.add = add_slowly  # type: ignore[method-assign]
+            daemon.loop._hooks = replace(daemon.loop._hooks, renew=renew_and_tell)
+            submitting = asyncio.create_task(daemon.loop.submit(jobs[1:]))
             os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
             try:
                 await is_renewing.wait()
             finally:
                 may_end.set()
             await submitting
-            await until(house, lambda: not house.scheduler.jobs)
+            await until(daemon, lambda: not daemon.scheduler.jobs)
 
     asyncio.run(play())
     check_journal(read(state), [spec.id for spec, _ in jobs])
@@ -316,14 +321,14 @@ def _held_back(lines: Iterable[LogLine], may_end: threading.Event) -> Iterator[L
     may_end.wait(PATIENCE_S)
 
 
-def test_who_listens_across_a_restart_is_told_what_was_missed_and_then_hears_on(tmp_path: Path) -> None:
+def test_a_listener_learns_after_a_restart_that_it_missed_events(tmp_path: Path) -> None:
     setup = DaemonOptions(tmp_path, tuple(parse_devices("cpu:1")), "1", "", "fifo")
 
     async def life(after: int | None) -> int:
-        house = DaemonInstance.open(setup)
+        daemon = DaemonInstance.open(setup)
         try:
-            assert (await house._claim()).silence_s, "an executor that hangs is noticed"
-            feed = house.followers.chronicle.feed
+            await daemon._claims().next_durable()
+            feed = daemon.observers.events.feed
             for _ in range(3 if after is None else 1):
                 feed.add(0.0, "told", "a")
             if after is not None:
@@ -331,7 +336,7 @@ def test_who_listens_across_a_restart_is_told_what_was_missed_and_then_hears_on(
                 assert [event.kind async for event in feed.listen(after)] == ["missed", "told"]
             return feed.last
         finally:
-            house.close()
+            daemon.close()
 
     asyncio.run(life(asyncio.run(life(None))))
 
@@ -348,34 +353,34 @@ command = ["sleep", "600"]
 """
 
 
-def test_after_a_restart_behind_a_trimmed_journal_people_are_answered_as_before(tmp_path: Path) -> None:
+def test_queries_work_after_a_restart_with_a_trimmed_journal(tmp_path: Path) -> None:
     state, path = tmp_path / "state", tmp_path / "jobs.toml"
     path.write_text(COMMANDS, encoding="utf-8")
     jobs = read_jobs(path).jobs
 
     async def play() -> None:
-        async with opened(state, leave_running=True) as house:
-            clerk = SchedulerService(house.premises)
-            await clerk.submit(ADA, jobs)
-            await clerk.pause(ADA, "short")
-            await clerk.resume(ADA, "short")
-            await clerk.cancel(ADA, "short")
-        with closing(Store.open(state, DaemonInstance.header(house.setup))) as store:
+        async with opened(state, leave_running=True) as daemon:
+            service = SchedulerService(daemon.read_model)
+            await service.submit(ADA, jobs)
+            await service.pause(ADA, "short")
+            await service.resume(ADA, "short")
+            await service.cancel(ADA, "short")
+        with closing(Store.open(state, DaemonInstance.header(daemon.options))) as store:
             store.forget_before(_resumed_in(store))
         short, long = (_with_old_checkpoints(state, spec.id) for spec, _ in jobs)
-        async with opened(state, days=1.0) as house:
-            clerk, feed = SchedulerService(house.premises, house.recovered.notes), house.followers.chronicle.feed
-            assert [[line.job for line in decision.changes] for decision in clerk.decisions(ADMIN)] == [["short"]]
-            assert [line.job for line in clerk.decisions(ADA)[0].changes] == [""], "whose it was is forgotten"
-            assert [span.job for span in clerk.timeline(ADA, 0.0, 2e10)] == ["", "long"]
-            assert [view.id for view in clerk.jobs(ADA).jobs] == ["long"]
-            assert [each.name for each in clerk.job(ADA, "long").holds] == ["cpu:1"]
-            assert await clerk.submit(ADA, jobs[:1]) == ("short-2",)
-            await clerk.set_weight(ADA, "long", 2.0)
-            await until(house, lambda: not short.exists())
+        async with opened(state, days=1.0) as daemon:
+            service, feed = SchedulerService(daemon.read_model, daemon.recovered.notes), daemon.observers.events.feed
+            assert [[line.job for line in decision.changes] for decision in service.decisions(ADMIN)] == [["short"]]
+            assert [line.job for line in service.decisions(ADA)[0].changes] == [""], "whose it was is forgotten"
+            assert [span.job for span in service.timeline(ADA, 0.0, 2e10)] == ["", "long"]
+            assert [view.id for view in service.jobs(ADA).jobs] == ["long"]
+            assert [each.name for each in service.job(ADA, "long").holds] == ["cpu:1"]
+            assert await service.submit(ADA, jobs[:1]) == ("short-2",)
+            await service.set_weight(ADA, "long", 2.0)
+            await until(daemon, lambda: not short.exists())
             assert long.exists()
             feed.close()
-            told = [event.kind async for event in clerk.events(ADA, 0) if event.job == "long"]
+            told = [event.kind async for event in service.events(ADA, 0) if event.job == "long"]
             assert told == ["changed"]
 
     asyncio.run(play())

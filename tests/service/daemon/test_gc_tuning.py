@@ -43,7 +43,7 @@ def ring() -> Node:
 
 @pytest.mark.parametrize(("step_s", "is_put_aside"), [(1.0, True), (0.001, False)])
 def test_what_survives_a_long_walk_is_put_aside(step_s: float, is_put_aside: bool) -> None:
-    with GcFreezer(long_s=0.5, clock=Clock(step_s)):
+    with GcFreezer(slow_s=0.5, clock=Clock(step_s)):
         before = gc.get_freeze_count()
         new = [[number] for number in range(1000)]
         gc.collect()
@@ -53,7 +53,7 @@ def test_what_survives_a_long_walk_is_put_aside(step_s: float, is_put_aside: boo
 
 
 def test_a_short_walk_over_new_things_is_no_occasion() -> None:
-    with GcFreezer(long_s=0.5, clock=Clock(1.0)):
+    with GcFreezer(slow_s=0.5, clock=Clock(1.0)):
         before = gc.get_freeze_count()
         gc.collect(1)
         assert gc.get_freeze_count() == before
@@ -62,7 +62,7 @@ def test_a_short_walk_over_new_things_is_no_occasion() -> None:
 def test_cycles_among_what_was_put_aside_are_found_in_time() -> None:
     clock, node = Clock(0.0), ring()
     gone = weakref.ref(node)
-    with GcFreezer(again_s=100.0, clock=clock):
+    with GcFreezer(rescan_s=100.0, clock=clock):
         del node
         gc.collect()
         assert gone() is not None, "it lies where nobody walks"

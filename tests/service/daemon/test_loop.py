@@ -1,14 +1,16 @@
-"""Nobody is promised what the journal does not know, and a daemon that comes back goes on where it was."""
+"""Nobody is promised what the journal does not know, and a loop that comes back goes on where it was."""
 
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import ExecutorGone
+from carpool.backends.executor_group import ExecutorGroup
+from carpool.backends.ports import LOCAL, ExecutorGone
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Assign, Fact, JobCancelled, JobFinished, JobPaused, JobResumed, NodeJoined, NodeLost
@@ -19,7 +21,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.runtime.executor.reports import Facts, Outcome, Told
-from carpool.service.daemon.loop import CommitFailed, DaemonLoop, LoopHooks
+from carpool.service.daemon.loop import Commit, CommitFailed, DaemonLoop, LoopHooks, LoopOptions, commit_inline
 from carpool.service.store.store import Store
 from tests.support.fake_executor import FakeExecutor
 
@@ -30,13 +32,19 @@ def listed(name: str) -> ListedJob:
     return ListedJob(JobSpec(JobId(name)), Program(entry="digits.py:mlp", args={"name": name}))
 
 
-async def inline(commit: Callable[[], None]) -> None:
-    """Virtual time does not wait for threads."""
-    commit()
+def make_loop(scheduler: Scheduler, store: Store, machine: FakeExecutor, hooks: LoopHooks | None = None) -> DaemonLoop:
+    """A loop that commits inline: virtual time does not wait for threads."""
+    return DaemonLoop(
+        scheduler, store, ExecutorGroup({LOCAL: machine}), machine, hooks, LoopOptions(commit=commit_inline)
+    )
 
 
-class House:
-    """A daemon with its store and its machine; each `opened` is a start after the last one was killed."""
+def commit_with(loop: DaemonLoop, commit: Commit) -> None:
+    loop._options = replace(loop._options, commit=commit)
+
+
+class Loops:
+    """Opens loops on one folder; each `opened` is a start after a kill."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
@@ -45,73 +53,67 @@ class House:
     def opened(self, machine: FakeExecutor) -> tuple[DaemonLoop, Store, Scheduler]:
         store = self._stack.enter_context(closing(Store.open(self._folder, HEADER)))
         scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store,))
-        return DaemonLoop(scheduler, store, machine, machine, commit=inline), store, scheduler
+        return make_loop(scheduler, store, machine), store, scheduler
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def loops(tmp_path: Path) -> Iterator[Loops]:
     with ExitStack() as stack:
-        yield House(tmp_path, stack)
+        yield Loops(tmp_path, stack)
 
 
-def when_idle(machine: FakeExecutor, daemon: DaemonLoop, scheduler: Scheduler) -> None:
-    """Stop the daemon a while after all jobs are over."""
+def when_idle(machine: FakeExecutor, loop: DaemonLoop, scheduler: Scheduler) -> None:
+    """Stop the loop a while after all jobs are over."""
 
     def look() -> None:
         if scheduler.jobs:
             machine.at(machine.now() + 5.0, look)
         else:
-            daemon.stop()
+            loop.stop()
 
     machine.at(machine.now() + 5.0, look)
 
 
-def test_jobs_are_shown_before_anything_is_decided_about_them(tmp_path: Path) -> None:
+def test_hooks_see_jobs_before_they_are_planned(tmp_path: Path) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 3})
         with closing(Store.open(tmp_path, HEADER)) as store:
             scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store,))
-            there: list[int] = []
-            daemon = DaemonLoop(
-                scheduler,
-                store,
-                machine,
-                machine,
-                LoopHooks(
-                    expect=lambda jobs: there.append(len(scheduler.jobs)),
-                    accept=lambda jobs: there.append(len(scheduler.jobs)),
-                ),
-                commit=inline,
+            known: list[int] = []
+            hooks = LoopHooks(
+                before_submit=lambda jobs: known.append(len(scheduler.jobs)),
+                on_submit=lambda jobs: known.append(len(scheduler.jobs)),
             )
-            when_idle(machine, daemon, scheduler)
-            running = asyncio.create_task(daemon.run())
-            await daemon.submit([listed("a")])
-            assert there == [0, 1]
+            loop = make_loop(scheduler, store, machine, hooks)
+            when_idle(machine, loop, scheduler)
+            running = asyncio.create_task(loop.run())
+            await loop.submit([listed("a")])
+            assert known == [0, 1]
             await running
 
     asyncio.run(main())
 
 
-def test_jobs_are_accepted_run_and_kept(house: House) -> None:
+def test_jobs_are_accepted_run_and_kept(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 3, "b": 4})
-        daemon, store, scheduler = house.opened(machine)
-        when_idle(machine, daemon, scheduler)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a"), listed("b")])
+        loop, store, scheduler = loops.opened(machine)
+        when_idle(machine, loop, scheduler)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a"), listed("b")])
         assert [entry.details[JobId("a")]["program"]["entry"] for entry in store.entries() if entry.details] == [
             "digits.py:mlp"
         ]
         assert machine.introduced == {"a": False}, "b waits, and costs the executor nothing"
         await running
         assert (scheduler.outcome(JobId("a")), scheduler.outcome(JobId("b"))) == (Phase.FINISHED, Phase.FINISHED)
-        assert machine.stopped == [True]
+        assert machine.stopped == [False], "no job is left to checkpoint"
         assert len(list(store.entries())) > 4
 
     asyncio.run(main())
 
 
-def test_orders_wait_for_the_disk(house: House) -> None:
+def test_orders_wait_for_the_disk(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 3})
         committed: list[int] = []
@@ -122,11 +124,11 @@ def test_orders_wait_for_the_disk(house: House) -> None:
             commit()
             committed.append(1)
 
-        daemon, _, scheduler = house.opened(machine)
-        daemon._run_commit = watched
-        when_idle(machine, daemon, scheduler)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a")])
+        loop, _, scheduler = loops.opened(machine)
+        commit_with(loop, watched)
+        when_idle(machine, loop, scheduler)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a")])
         assert committed
         await running
         assert isinstance(machine.orders[0], Assign)
@@ -134,7 +136,7 @@ def test_orders_wait_for_the_disk(house: House) -> None:
     asyncio.run(main())
 
 
-def test_who_goes_away_takes_no_answer_from_others(house: House) -> None:
+def test_a_caller_that_is_cancelled_does_not_affect_others(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 3, "b": 3})
         may_commit = asyncio.Event()
@@ -143,34 +145,34 @@ def test_who_goes_away_takes_no_answer_from_others(house: House) -> None:
             await may_commit.wait()
             commit()
 
-        daemon, _, scheduler = house.opened(machine)
-        daemon._run_commit = slow
-        running = asyncio.create_task(daemon.run())
-        asked = [asyncio.create_task(daemon.submit([listed(name)])) for name in "ab"]
-        settling = asyncio.create_task(daemon.settle())
+        loop, _, scheduler = loops.opened(machine)
+        commit_with(loop, slow)
+        running = asyncio.create_task(loop.run())
+        asked = [asyncio.create_task(loop.submit([listed(name)])) for name in "ab"]
+        settling = asyncio.create_task(loop.flush())
         await asyncio.sleep(0)
         settling.cancel()
         asked[0].cancel()
         await asyncio.sleep(0)
         may_commit.set()
         await asked[1]
-        when_idle(machine, daemon, scheduler)
+        when_idle(machine, loop, scheduler)
         await running
         assert {scheduler.outcome(JobId(name)) for name in "ab"} == {Phase.FINISHED}
 
     asyncio.run(main())
 
 
-def test_a_name_that_is_taken_is_refused_and_leaves_nothing(house: House) -> None:
+def test_a_taken_name_is_refused_and_stores_nothing(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 3, "b": 1})
-        daemon, store, scheduler = house.opened(machine)
-        when_idle(machine, daemon, scheduler)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a")])
+        loop, store, scheduler = loops.opened(machine)
+        when_idle(machine, loop, scheduler)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a")])
         with pytest.raises(InputError, match="exists already"):
-            await daemon.submit([listed("b"), listed("a")])
-        await daemon.submit([listed("b")])
+            await loop.submit([listed("b"), listed("a")])
+        await loop.submit([listed("b")])
         await running
         submitted = [job for entry in store.entries() for job in entry.details]
         assert submitted == ["a", "b"]
@@ -178,16 +180,16 @@ def test_a_name_that_is_taken_is_refused_and_leaves_nothing(house: House) -> Non
     asyncio.run(main())
 
 
-def test_wishes_are_durable_when_they_are_answered(house: House) -> None:
+def test_user_commands_are_durable_when_they_return(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 100, "b": 2})
-        daemon, store, scheduler = house.opened(machine)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a"), listed("b")])
-        for wish in (JobPaused(JobId("a")), JobResumed(JobId("a")), JobCancelled(JobId("a"))):
-            await daemon.wish(wish)
-            assert wish in [fact for entry in store.entries() for fact in entry.record.facts]
-        when_idle(machine, daemon, scheduler)
+        loop, store, scheduler = loops.opened(machine)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a"), listed("b")])
+        for fact in (JobPaused(JobId("a")), JobResumed(JobId("a")), JobCancelled(JobId("a"))):
+            await loop.apply(fact)
+            assert fact in [stored for entry in store.entries() for stored in entry.record.facts]
+        when_idle(machine, loop, scheduler)
         await running
         assert scheduler.outcome(JobId("a")) is Phase.CANCELLED
         assert scheduler.outcome(JobId("b")) is Phase.FINISHED
@@ -195,61 +197,61 @@ def test_wishes_are_durable_when_they_are_answered(house: House) -> None:
     asyncio.run(main())
 
 
-def test_what_cannot_be_kept_is_refused_and_the_daemon_ends(house: House) -> None:
+def test_a_failed_commit_is_raised_and_ends_the_loop(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 3})
-        daemon, store, _ = house.opened(machine)
+        loop, store, _ = loops.opened(machine)
 
         async def full(commit: Callable[[], None]) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
-        daemon._run_commit = full
-        running = asyncio.create_task(daemon.run())
+        commit_with(loop, full)
+        running = asyncio.create_task(loop.run())
         with pytest.raises(CommitFailed, match="database or disk is full"):
-            await daemon.submit([listed("a")])
+            await loop.submit([listed("a")])
         with pytest.raises(CommitFailed):
             await running
         with pytest.raises(CommitFailed, match="disk is full"):
-            await daemon.submit([listed("b")])
+            await loop.submit([listed("b")])
         assert not machine.orders
         assert not list(store.entries())
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("balanced", [False, True])
-def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> None:
+@pytest.mark.parametrize("with_snapshot", [False, True])
+def test_a_killed_loop_continues_where_it_was(loops: Loops, with_snapshot: bool) -> None:
     async def first(kept: dict[JobId, float]) -> None:
         machine = FakeExecutor({"a": 10, "b": 10, "c": 10}, kept=kept)
-        daemon, _, _ = house.opened(machine)
+        loop, _, _ = loops.opened(machine)
         machine.at(13.0, machine.report_progress)
         machine.at(14.0, machine.die)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a"), listed("b"), listed("c")])
-        if balanced:
-            daemon.keep_balance()
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a"), listed("b"), listed("c")])
+        if with_snapshot:
+            loop.store_snapshot()
         with pytest.raises(ExecutorGone):
             await running
 
     async def second(kept: dict[JobId, float]) -> None:
         machine = FakeExecutor({"b": 10, "c": 10}, start=20.0, kept=kept)
-        daemon, store, scheduler = house.opened(machine)
+        loop, store, scheduler = loops.opened(machine)
         after = 0
         programs: dict[str, Program] = {}
-        if store.balance is not None:
-            scheduler.restore(store.balance.balance)
-            after = store.balance.number
-            programs = {job: Program(**detail["program"]) for job, detail in store.balance.details.items()}
-        assert (after > 0) == balanced
+        if store.snapshot is not None:
+            scheduler.restore(store.snapshot.state)
+            after = store.snapshot.number
+            programs = {job: Program(**detail["program"]) for job, detail in store.snapshot.details.items()}
+        assert (after > 0) == with_snapshot
         entries = list(store.entries(after))
         scheduler.recover([entry.record for entry in entries])
         for entry in entries:
             programs |= {job: Program(**detail["program"]) for job, detail in entry.details.items()}
         assert set(programs) == {"a", "b", "c"}
         assert set(scheduler.jobs) == {"b", "c"}
-        daemon._programs |= {job: programs[job] for job in scheduler.jobs}
-        when_idle(machine, daemon, scheduler)
-        await daemon.run([NodeLost(NodeId(0)), NodeJoined("n0")])
+        loop._programs |= {job: programs[job] for job in scheduler.jobs}
+        when_idle(machine, loop, scheduler)
+        await loop.run([NodeLost(NodeId(0)), NodeJoined("n0")])
         assert {scheduler.outcome(JobId(job)) for job in "abc"} == {Phase.FINISHED}
         assert machine.introduced == {"b": True, "c": True}
         assert machine.now() == 40.0, "the three steps that b had reported were not done again"
@@ -259,57 +261,57 @@ def test_a_killed_daemon_goes_on_where_it_was(house: House, balanced: bool) -> N
     asyncio.run(second(kept))
 
 
-def test_reports_are_acknowledged_when_they_are_kept_and_ended_jobs_are_let_go(house: House) -> None:
+def test_reports_are_acknowledged_when_stored_and_ended_jobs_are_forgotten(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 3, "b": 2})
-        daemon, store, scheduler = house.opened(machine)
+        loop, store, scheduler = loops.opened(machine)
         kept: list[int] = []
 
         async def watched(commit: Callable[[], None]) -> None:
             assert machine.acknowledged <= (kept[-1] if kept else 0), "acknowledged before it was on the disk"
             commit()
-            kept.append(max((entry.mark.heard for entry in store.entries()), default=0))
+            kept.append(max((entry.mark.of(LOCAL).heard for entry in store.entries()), default=0))
 
-        daemon._run_commit = watched
-        when_idle(machine, daemon, scheduler)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a"), listed("b")])
+        commit_with(loop, watched)
+        when_idle(machine, loop, scheduler)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a"), listed("b")])
         await running
         assert machine.forgotten == ["a", "b"]
         assert machine.acknowledged == kept[-1] == machine.heard - 1, "all but the last word, that it is gone"
-        noted = [note.report["report"] for entry in store.entries() for note in entry.notes]
+        noted = [note.report["report"] for entry in store.entries() for note in entry.reports]
         assert noted == ["Sized", "Outcome", "Sized", "Outcome"]
 
     asyncio.run(main())
 
 
-def test_what_no_record_follows_is_kept_too(house: House) -> None:
+def test_reports_without_a_following_record_are_stored(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 100})
-        daemon, store, _ = house.opened(machine)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a")])
+        loop, store, _ = loops.opened(machine)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a")])
         machine.at(1.0, lambda: machine.say(Told(JobId("a"), "something")))
-        machine.at(2.0, daemon.stop)
+        machine.at(2.0, loop.stop)
         await running
-        daemon.tell(JobId("a"), "and something else")
-        await daemon._commit_once()
-        told = [note.report.get("words") for entry in store.entries() for note in entry.notes]
+        loop.tell(JobId("a"), "and something else")
+        await loop._commit_once()
+        told = [note.report.get("words") for entry in store.entries() for note in entry.reports]
         assert told == [None, "something", "and something else"]
 
     asyncio.run(main())
 
 
-def test_how_a_job_ended_is_kept_with_the_fact_that_it_did_or_not_at_all(house: House) -> None:
+def test_an_outcome_is_stored_with_the_fact_of_the_end_or_not_at_all(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 100})
-        daemon, store, scheduler = house.opened(machine)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a")])
+        loop, store, scheduler = loops.opened(machine)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a")])
         job = JobId("a")
 
         def kinds() -> list[str]:
-            return [note.report["report"] for entry in store.entries() for note in entry.notes]
+            return [note.report["report"] for entry in store.entries() for note in entry.reports]
 
         def look() -> None:
             before.extend(kinds())
@@ -319,7 +321,7 @@ def test_how_a_job_ended_is_kept_with_the_fact_that_it_did_or_not_at_all(house: 
         machine.at(1.0, lambda: machine.say(Outcome(job, 3, 1, 0.5, {}, "digest", "reached its steps")))
         machine.at(1.0, lambda: machine.say(Told(job, "its story")))
         machine.at(2.0, look)  # much has been committed since
-        machine.at(3.0, daemon.stop)
+        machine.at(3.0, loop.stop)
         await running
         assert "Outcome" not in before
         assert kinds()[-2:] == ["Outcome", "Told"]
@@ -327,68 +329,68 @@ def test_how_a_job_ended_is_kept_with_the_fact_that_it_did_or_not_at_all(house: 
     asyncio.run(main())
 
 
-def test_an_executor_that_dies_is_replaced_and_its_jobs_go_on(house: House) -> None:
+def test_an_executor_that_dies_is_replaced_and_its_jobs_resume(loops: Loops) -> None:
     async def main() -> None:
         kept: dict[JobId, float] = {}
         machine = FakeExecutor({"a": 10}, kept=kept)
         second = FakeExecutor({"a": 10, "b": 5}, start=6.0, kept=kept)
         second.life = 2
 
-        async def renew(reason: str) -> tuple[FakeExecutor, list[Fact]]:
-            assert reason == "killed by signal 9"
+        async def renew(name: str, reason: str) -> tuple[FakeExecutor, list[Fact]]:
+            assert (name, reason) == (LOCAL, "killed by signal 9")
             machine.wait = second.wait  # type: ignore[method-assign]
             machine.now = second.now  # type: ignore[method-assign]
             return second, [NodeLost(NodeId(0)), NodeJoined("n0")]
 
-        daemon, store, scheduler = house.opened(machine)
-        daemon._host = LoopHooks(renew=renew)
+        loop, store, scheduler = loops.opened(machine)
+        loop._hooks = LoopHooks(renew=renew)
         machine.at(4.0, machine.report_progress)
         machine.at(5.0, machine.die)
-        when_idle(second, daemon, scheduler)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a")])
+        when_idle(second, loop, scheduler)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a")])
         await running
         assert second.introduced == {"a": True}
         assert second.proceeds == 1
         assert scheduler.outcome(JobId("a")) is Phase.FINISHED
         assert second.now() == 16.0, "the four steps that were reported were not done again; then it idles"
-        lives = [entry.mark.life for entry in store.entries()]
+        lives = [entry.mark.of(LOCAL).life for entry in store.entries()]
         assert lives == sorted(lives)
         assert set(lives) == {0, 1, 2}
 
     asyncio.run(main())
 
 
-def test_left_running_the_executor_is_not_stopped(house: House) -> None:
+def test_left_running_the_executor_is_not_stopped(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 100})
-        daemon, store, _ = house.opened(machine)
-        machine.at(3.0, lambda: daemon.stop(leave_running=True))
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed("a")])
+        loop, store, _ = loops.opened(machine)
+        machine.at(3.0, lambda: loop.stop(leave_running=True))
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed("a")])
         await running
         assert (machine.stopped, machine.is_left) == ([], True)
-        assert store.mark.heard == machine.heard
+        assert store.mark.of(LOCAL).heard == machine.heard
 
     asyncio.run(main())
 
 
-def test_records_that_a_balance_stands_for_are_dropped_in_time(house: House) -> None:
+def test_records_behind_a_snapshot_are_dropped(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({f"j{number}": 1 for number in range(12)})
-        daemon, store, scheduler = house.opened(machine)
-        daemon._retain = 8
-        when_idle(machine, daemon, scheduler)
-        running = asyncio.create_task(daemon.run())
-        await daemon.submit([listed(f"j{number}") for number in range(12)])
+        loop, store, scheduler = loops.opened(machine)
+        loop._options = replace(loop._options, retain=8)
+        when_idle(machine, loop, scheduler)
+        running = asyncio.create_task(loop.run())
+        await loop.submit([listed(f"j{number}") for number in range(12)])
         await running
         before = [entry.number for entry in store.entries()]
         assert len(before) > 10
-        daemon.keep_balance()
+        loop.store_snapshot()
         assert [entry.number for entry in store.entries()] == before[-8:]
-        _, again, recovered = house.opened(machine)
-        assert again.balance is not None
-        recovered.restore(again.balance.balance)
-        assert recovered.outcome(JobId("j0")) is Phase.FINISHED, "how jobs ended is in the balance"
+        _, again, recovered = loops.opened(machine)
+        assert again.snapshot is not None
+        recovered.restore(again.snapshot.state)
+        assert recovered.outcome(JobId("j0")) is Phase.FINISHED, "how jobs ended is in the snapshot"
 
     asyncio.run(main())

@@ -1,10 +1,39 @@
-"""Said again is what an executor may not have heard, and nothing that would change what it has."""
+"""Recovery: an executor gets what it missed, and observers what the store or its snapshot holds."""
 
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+from carpool.backends.executor_group import ExecutorGroup
+from carpool.backends.job_accounting import JobAccounting
+from carpool.backends.online_estimator import OnlineEstimator
+from carpool.backends.ports import LOCAL
+from carpool.backends.profile_learner import ProfileLearner
+from carpool.core.journal import Header
 from carpool.core.messages import Assign, Probe, Release
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.runtime.executor.client_protocol import HeldJobStatus
-from carpool.service.daemon.recovery import ResyncActions, is_ahead, reconcile
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions, commit_inline
+from carpool.service.daemon.recovery import (
+    ResyncActions,
+    StateObservers,
+    is_ahead,
+    reconcile,
+    recover_observers,
+    recover_scheduler,
+)
+from carpool.service.queries.allocation_history import AllocationHistory
+from carpool.service.queries.event_log import EventFeed, EventLog
+from carpool.service.store.store import Store
+from tests.support.fake_executor import FakeExecutor
 
+HEADER = Header("1", "fifo", Cluster.build([(1, 1, "cpu")]))
+JOB = JobId("a")
 A, B, C, D = map(JobId, "abcd")
 
 
@@ -13,30 +42,76 @@ def job(name: JobId, seq: int, generation: int, held: Allocation | None = None, 
     return Job(JobSpec(name), seq, 0.0, phase, held, generation, applied=applied)
 
 
-def standing(generation: int, *, is_over: bool = False) -> HeldJobStatus:
+def held_status(generation: int, *, is_over: bool = False) -> HeldJobStatus:
     return HeldJobStatus(generation, 7, True, is_over)
 
 
-def test_what_should_be_known_is_introduced_what_was_not_heard_is_ordered_what_is_over_is_forgotten() -> None:
+def test_missing_jobs_are_introduced_missed_orders_repeated_and_ended_jobs_forgotten() -> None:
     held = Allocation.of(0)
     jobs = {A: job(A, 0, 2, held), B: job(B, 1, 3), C: job(C, 2, 0), D: job(D, 3, 4, held, applied=4)}
-    standings = {A: standing(1), B: standing(3), JobId("gone"): standing(5), JobId("done"): standing(1, is_over=True)}
-    assert reconcile(jobs, standings) == ResyncActions(
+    held_jobs = {
+        A: held_status(1),
+        B: held_status(3),
+        JobId("gone"): held_status(5),
+        JobId("done"): held_status(1, is_over=True),
+    }
+    assert reconcile(jobs, held_jobs) == ResyncActions(
         introduce=(D,),
         orders=(Assign(A, held, 2), Assign(D, held, 4)),
         forget=(JobId("done"), JobId("gone")),
     )
 
 
-def test_a_probe_that_was_not_heard_is_given_again_as_a_probe() -> None:
+def test_a_missed_probe_is_repeated_as_a_probe() -> None:
     probed = job(A, 0, 2, Allocation.of(0))._replace(probe_steps=5)
-    assert reconcile({A: probed}, {A: standing(1)}).orders == (Assign(A, Allocation.of(0), 2, Probe(5)),)
+    assert reconcile({A: probed}, {A: held_status(1)}).orders == (Assign(A, Allocation.of(0), 2, Probe(5)),)
 
 
-def test_a_release_that_was_not_heard_is_given_again() -> None:
-    assert reconcile({A: job(A, 0, 2)}, {A: standing(1)}).orders == (Release(A, 2),)
+def test_a_missed_release_is_repeated() -> None:
+    assert reconcile({A: job(A, 0, 2)}, {A: held_status(1)}).orders == (Release(A, 2),)
 
 
-def test_an_executor_that_has_heard_more_than_the_books_know_does_not_fit() -> None:
-    assert not is_ahead({A: job(A, 0, 2)}, {A: standing(2), B: standing(9)})
-    assert is_ahead({A: job(A, 0, 2)}, {A: standing(3)})
+def test_an_executor_with_newer_orders_than_the_journal_is_ahead() -> None:
+    assert not is_ahead({A: job(A, 0, 2)}, {A: held_status(2), B: held_status(9)})
+    assert is_ahead({A: job(A, 0, 2)}, {A: held_status(3)})
+
+
+def observers() -> StateObservers:
+    cluster = HEADER.cluster
+    return StateObservers(
+        JobAccounting(cluster),
+        OnlineEstimator(cluster),
+        AllocationHistory(cluster),
+        EventLog(EventFeed()),
+        ProfileLearner(cluster, "1"),
+    )
+
+
+def test_a_trainings_size_outlives_the_record_it_was_reported_in(tmp_path: Path) -> None:
+    async def play(store: Store) -> None:
+        machine, seen = FakeExecutor({"a": 100}, batch=(8, 64)), observers()
+        scheduler = Scheduler(HEADER.cluster, Fifo(), observers=(store, seen))
+        hooks = LoopHooks(on_report=seen.take, sized=seen.learner.sized)
+        loop = DaemonLoop(
+            scheduler, store, ExecutorGroup({LOCAL: machine}), machine, hooks, LoopOptions(commit=commit_inline)
+        )
+        machine.at(5.0, lambda: loop.stop(leave_running=True))
+        running = asyncio.create_task(loop.run())
+        await loop.submit([ListedJob(JobSpec(A), Program(entry="digits.py:mlp"))])
+        await running
+        loop.store_snapshot()
+
+    with closing(Store.open(tmp_path, HEADER)) as store:
+        asyncio.run(play(store))
+        store.forget_before(1 << 30)
+    with closing(Store.open(tmp_path, HEADER)) as store:
+        assert not list(store.entries())
+        scheduler, seen = Scheduler(HEADER.cluster, Fifo()), observers()
+        recover_scheduler(store, scheduler)
+        recover_observers(store, scheduler, seen)
+        assert seen.estimator.total(A) == 100.0
+        assert seen.estimator.own_batch(JobSpec(A)) == 8
+        assert seen.learner.sized(A) is not None, "so that the next snapshot has it too"
+        [(_, account)] = seen.accounting.accounts.items()
+        assert account.held == scheduler.jobs[A].desired
+        assert [span.job for span in seen.allocations.between(0.0, 9.0)] == [A]

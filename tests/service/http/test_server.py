@@ -66,7 +66,7 @@ def send_until_reset(connection: socket.socket) -> None:
 
 
 def test_a_client_that_reads_nothing_is_disconnected(served: Served) -> None:
-    feed = served.rig.backend.read_model.chronicle.feed
+    feed = served.rig.backend.read_model.events.feed
 
     async def publish() -> None:
         for _ in range(2000):
@@ -88,7 +88,7 @@ def test_a_client_that_reads_nothing_is_disconnected(served: Served) -> None:
 
 def test_a_stream_ends_when_its_token_is_removed(tmp_path: Path) -> None:
     with serve_http(tmp_path, limits=replace(LAX_LIMITS, stream_s=1.0)) as served:
-        feed = served.rig.backend.read_model.chronicle.feed
+        feed = served.rig.backend.read_model.events.feed
 
         async def publish() -> None:
             feed.add(0.0, "policy", policy="secret")

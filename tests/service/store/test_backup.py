@@ -90,7 +90,7 @@ def test_a_flipped_bit_in_a_file_is_found(tmp_path: Path, state: Path) -> None:
     whole = bytearray(backup.read_bytes())
     whole[whole.index(b"\x01" * 100)] ^= 4
     backup.write_bytes(whole)
-    with pytest.raises(InputError, match=r"damaged: jobs/a/checkpoints/step-1\.ckpt"):
+    with pytest.raises(InputError, match=r"damaged: .*jobs/a/checkpoints/step-1\.ckpt"):
         check_backup(backup)
 
 
@@ -101,12 +101,12 @@ def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
         entry = tarfile.TarInfo(name)
         entry.size = 1
         archive.addfile(entry, io.BytesIO(b"x"))
-    with pytest.raises(InputError, match="no backup does"):
+    with pytest.raises(InputError, match="no backup contains"):
         restore_backup(backup, tmp_path / "deep" / "back")
     assert list((tmp_path / "deep").iterdir()) == []
 
 
 def test_a_state_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         take_backup(tmp_path / "nowhere", tmp_path / "backup.tar", version="1")
     assert not (tmp_path / "backup.tar").exists()

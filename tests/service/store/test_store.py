@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from carpool.backends.ports import LOCAL
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header
 from carpool.core.messages import JobCancelled, JobSubmitted, Record
@@ -20,7 +21,16 @@ from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.service.store.accept_log import read_log
 from carpool.service.store.database import MIGRATIONS
-from carpool.service.store.store import DATABASE, LOG, CommitMark, Store, StoredReport, StoredSnapshot, snapshot_text
+from carpool.service.store.store import (
+    DATABASE,
+    LOG,
+    CommitMark,
+    ExecutorMark,
+    Store,
+    StoredReport,
+    StoredSnapshot,
+    snapshot_text,
+)
 
 HEADER = Header("1", "fifo", Cluster.build([(1, 2, "cpu")]))
 NUM_RECORDS = 12
@@ -95,7 +105,7 @@ def strike(folder: Path, text: bytes, bits: int = 2) -> None:
 def test_a_killed_store_has_all_it_committed(folder: Path, opened: Opening) -> None:
     store = opened(folder)
     assert records_in(store) == EXPECTED
-    assert store.findings.tell() == ()
+    assert store.findings.messages() == ()
     assert store.header == HEADER
 
 
@@ -112,7 +122,7 @@ def test_records_after_a_reopening_follow_those_before(folder: Path, opened: Ope
     store.close()
     again = opened(folder)
     assert records_in(again) == [*EXPECTED, submission(13)]
-    assert again.findings.tell() == ()
+    assert again.findings.messages() == ()
 
 
 def test_what_a_job_is_made_of_is_kept_with_it(tmp_path: Path, opened: Opening) -> None:
@@ -127,7 +137,7 @@ def test_what_a_job_is_made_of_is_kept_with_it(tmp_path: Path, opened: Opening) 
 
 
 def test_a_new_store_says_nothing_of_losses(tmp_path: Path, opened: Opening) -> None:
-    assert opened(tmp_path / "deep" / "down").findings.tell() == ()
+    assert opened(tmp_path / "deep" / "down").findings.messages() == ()
 
 
 # ------------------------------------------------------------------------------------------------------------- damage
@@ -143,7 +153,7 @@ def test_a_flipped_bit_in_any_file_loses_nothing(
     assert store.findings.is_sound
     store.close()
     again = Store.open(folder, HEADER)  # what was put right is right on the disk
-    assert (records_in(again), again.findings.tell()) == (EXPECTED, ())
+    assert (records_in(again), again.findings.messages()) == (EXPECTED, ())
     again.close()
 
 
@@ -183,8 +193,8 @@ def test_a_record_lost_in_both_copies_is_named(folder: Path, opened: Opening) ->
     strike(folder, b'"job-5","weight"')
     store = opened(folder)
     assert store.findings.lost == ((5, ("job-5",)),), "the line after it has the name"
-    words = "Record 5 is lost: damaged in the log and in the database. It accepted 'job-5'."
-    assert store.findings.tell()[-1] == words
+    assert "Record 5 is lost" in store.findings.messages()[-1]
+    assert "'job-5'" in store.findings.messages()[-1]
     assert [record.at for record in records_in(store)] == [float(n) for n in range(1, 13) if n != 5]
 
 
@@ -200,7 +210,7 @@ def test_an_unreadable_database_is_set_aside_and_built_anew(folder: Path, opened
     store = opened(folder)
     assert records_in(store) == EXPECTED
     assert store.findings.set_aside == folder / f"{DATABASE}.damaged-1"
-    assert "Records 1–12 were missing in the database; the log had them." in store.findings.tell()
+    assert store.findings.from_log == tuple(range(1, NUM_RECORDS + 1))
 
 
 def test_a_database_whose_head_says_read_only_is_set_aside_and_built_anew(
@@ -219,7 +229,8 @@ def test_a_missing_log_is_written_anew(folder: Path, opened: Opening) -> None:
     (folder / LOG).unlink()
     store = opened(folder)
     assert records_in(store) == EXPECTED
-    assert store.findings.tell() == ("Records 1–12 were damaged in the log; the database had them.",)
+    assert store.findings.from_database == tuple(range(1, NUM_RECORDS + 1))
+    assert ["1–12" in message for message in store.findings.messages()] == [True]
     assert len(read_log((folder / LOG).read_bytes()).lines) == NUM_RECORDS + 1
 
 
@@ -247,9 +258,8 @@ def test_a_line_cut_short_was_never_acknowledged(folder: Path, opened: Opening) 
         stream.write(b"0123abcd 0123abcd 13 {")
     store = opened(folder)
     assert records_in(store) == EXPECTED
-    assert store.findings.tell() == (
-        "The log ended in the middle of a line; it was never acknowledged and is dropped.",
-    )
+    assert store.findings.cut
+    assert len(store.findings.messages()) == 1
 
 
 # --------------------------------------------------------------------------------------------------------- full disks
@@ -257,7 +267,7 @@ def test_a_commit_that_fails_leaves_both_copies_as_they_were(folder: Path, opene
     store = opened(folder)
     other = sqlite3.connect(folder / DATABASE, isolation_level=None)
     other.execute("PRAGMA busy_timeout = 0")
-    store._database._connection.execute("PRAGMA busy_timeout = 0")
+    store._opened().database._connection.execute("PRAGMA busy_timeout = 0")
     other.execute("BEGIN IMMEDIATE")  # somebody else writes: the commit cannot
     store.record(submission(13))
     with pytest.raises(sqlite3.OperationalError):
@@ -272,24 +282,24 @@ def test_a_commit_that_fails_leaves_both_copies_as_they_were(folder: Path, opene
     assert records_in(opened(folder)) == EXPECTED, "who was told that it was not kept may ask again, once"
 
 
-def test_a_disk_too_full_for_a_balance_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
+def test_a_disk_too_full_for_a_snapshot_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 3)
     large = {JobId("job-1"): {"entry": "x" * (1 << 22)}}
-    kept = store.close_books(lived(store, 3).state(), large)
-    store.put_down(kept, snapshot_text(kept), 1)
+    kept = store.take_snapshot(lived(store, 3).state(), large)
+    store.store_snapshot_later(kept, snapshot_text(kept), 1)
     with _files_up_to(1 << 20):
         fill_from(store, 4, 5)
     fill_from(store, 6, 7)
     again = opened(tmp_path)
     assert records_in(again) == EXPECTED[:7]
-    assert (again.balance, again.findings.tell()) == (None, ())
+    assert (again.snapshot, again.findings.messages()) == (None, ())
 
 
 def test_a_log_that_cannot_be_written_anew_fails_no_commit(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 6)
     (tmp_path / LOG).with_suffix(".new").mkdir()
-    kept = store.close_books(lived(store, 6).state())
-    store.put_down(kept, snapshot_text(kept), 2)
+    kept = store.take_snapshot(lived(store, 6).state())
+    store.store_snapshot_later(kept, snapshot_text(kept), 2)
     fill_from(store, 7, 8)
     (tmp_path / LOG).with_suffix(".new").rmdir()
     assert list(read_log((tmp_path / LOG).read_bytes()).lines) == list(range(9)), "the old one goes on"
@@ -298,7 +308,7 @@ def test_a_log_that_cannot_be_written_anew_fails_no_commit(tmp_path: Path, opene
     store.close()
     again = opened(tmp_path)
     assert records_in(again) == EXPECTED[4:9]
-    assert again.findings.tell() == ()
+    assert again.findings.messages() == ()
 
 
 def fill_from(store: Store, first: int, last: int) -> None:
@@ -318,7 +328,7 @@ def _files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
 
-# ----------------------------------------------------------------------------------------------- balances, retention
+# ---------------------------------------------------------------------------------------------- snapshots, retention
 def lived(store: Store, upto: int) -> Scheduler:
     scheduler = Scheduler(HEADER.cluster, Fifo())
     for record in EXPECTED[:upto]:
@@ -326,54 +336,54 @@ def lived(store: Store, upto: int) -> Scheduler:
     return scheduler
 
 
-def test_a_start_folds_only_what_follows_the_newest_balance(tmp_path: Path, opened: Opening) -> None:
+def test_a_start_folds_only_what_follows_the_newest_snapshot(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 6)
-    store.keep_balance(lived(store, 6).state())
+    store.store_snapshot(lived(store, 6).state())
     store.record(Record(7.0, (JobCancelled(JobId("job-2")),)))
     store.close()
     again = opened(tmp_path)
-    assert again.balance is not None
-    assert (again.balance.number, len(again.balance.balance.jobs)) == (6, 6)
+    assert again.snapshot is not None
+    assert (again.snapshot.number, len(again.snapshot.state.jobs)) == (6, 6)
     assert [entry.number for entry in again.entries(after=6)] == [7]
 
 
-def test_a_balance_may_be_written_out_while_records_go_on(tmp_path: Path, opened: Opening) -> None:
+def test_a_snapshot_may_be_written_out_while_records_go_on(tmp_path: Path, opened: Opening) -> None:
     store = opened(tmp_path)
     store.record(submission(1))
-    closed = store.close_books(lived(store, 1).state())
+    closed = store.take_snapshot(lived(store, 1).state())
     store.record(submission(2))
-    store.put_down(closed, snapshot_text(closed), 100)
-    assert store.balance is None  # not before what it stands for is durable
+    store.store_snapshot_later(closed, snapshot_text(closed), 100)
+    assert store.snapshot is None  # not before what it stands for is durable
     store.commit()
     again = opened(tmp_path)
-    assert again.balance == closed
+    assert again.snapshot == closed
     assert [entry.number for entry in again.entries(closed.number)] == [2]
 
 
-def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Opening) -> None:
+def test_what_a_snapshot_holds_may_be_forgotten(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path), 6)
     store.forget_before(5)
     assert len(records_in(store)) == 6, "nothing stands for them yet"
     balance = lived(store, 6).state()
     details = {JobId("job-1"): {"entry": "digits.py:mlp"}}
-    store.keep_balance(balance, details)
+    store.store_snapshot(balance, details)
     store.forget_before(4)
     store.record(submission(7))
     store.close()
     again = opened(tmp_path)
     assert records_in(again) == [submission(number) for number in range(4, 8)]
-    assert (again.findings.tell(), again.balance) == ((), StoredSnapshot(6, balance, details))
+    assert (again.findings.messages(), again.snapshot) == ((), StoredSnapshot(6, balance, details))
     again.forget_before(1000)
     again.close()
     last = opened(tmp_path)
-    assert records_in(last) == [submission(7)], "only what the balance stands for"
+    assert records_in(last) == [submission(7)], "only what the snapshot holds"
     last.close()
     (tmp_path / DATABASE).unlink()
     rebuilt = opened(tmp_path)
-    assert (records_in(rebuilt), rebuilt.balance) == ([submission(7)], StoredSnapshot(6, balance, details)), (
-        "the log has the balance too"
+    assert (records_in(rebuilt), rebuilt.snapshot) == ([submission(7)], StoredSnapshot(6, balance, details)), (
+        "the log has the snapshot too"
     )
-    rebuilt.keep_balance(balance)
+    rebuilt.store_snapshot(balance)
     rebuilt.forget_before(1000)
     rebuilt.close()
     after = opened(tmp_path)
@@ -386,45 +396,46 @@ def test_what_a_balance_stands_for_may_be_forgotten(tmp_path: Path, opened: Open
 def test_reports_and_marks_are_kept_with_the_records_they_came_before(tmp_path: Path, opened: Opening) -> None:
     store = opened(tmp_path)
     store.record(submission(1))
-    store.mark = CommitMark(2, 1, 5)
-    store.note(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
+    store.mark = CommitMark(2, {LOCAL: ExecutorMark(1, 5)})
+    store.add_report(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
     store.record(submission(2))
-    store.round_off(2.5)
-    store.mark = CommitMark(2, 1, 6)
-    store.round_off(3.0)
-    store.round_off(4.0)
+    store.flush_reports(2.5)
+    store.mark = CommitMark(2, {LOCAL: ExecutorMark(1, 6)})
+    store.flush_reports(3.0)
+    store.flush_reports(4.0)
     store.close()
     again = opened(tmp_path)
     told = StoredReport(1.5, {"report": "Told", "job": "job-1", "words": "hello"})
-    assert [(entry.notes, entry.mark) for entry in again.entries()] == [
+    assert [(entry.reports, entry.mark) for entry in again.entries()] == [
         ((), CommitMark()),
-        ((told,), CommitMark(2, 1, 5)),
-        ((), CommitMark(2, 1, 6)),
+        ((told,), CommitMark(2, {LOCAL: ExecutorMark(1, 5)})),
+        ((), CommitMark(2, {LOCAL: ExecutorMark(1, 6)})),
     ]
     assert [len(entry.record.facts) for entry in again.entries()] == [1, 1, 0]
-    assert again.mark == CommitMark(2, 1, 6)
-    again.keep_balance(lived(again, 2).state())
+    assert again.mark == CommitMark(2, {LOCAL: ExecutorMark(1, 6)})
+    again.store_snapshot(lived(again, 2).state())
     again.forget_before(1000)
     again.close()
-    assert opened(tmp_path).mark == CommitMark(2, 1, 6), "the balance has it too"
+    assert opened(tmp_path).mark == CommitMark(2, {LOCAL: ExecutorMark(1, 6)}), "the snapshot has it too"
 
 
 def test_instant_zero_has_a_date_that_outlives_every_start(tmp_path: Path) -> None:
     for now in (1000.0, 5000.0):
         store = Store.open(tmp_path, HEADER, lambda now=now: now)  # type: ignore[misc]
         assert store.begun_at == 1000.0
+        store.record(Record(now, ()))
         store.close()
 
 
 def test_a_crash_in_the_middle_of_forgetting(tmp_path: Path, opened: Opening) -> None:
     store = fill(opened(tmp_path / "store"), 6)
-    store.keep_balance(lived(store, 6).state())
+    store.store_snapshot(lived(store, 6).state())
     shutil.copytree(tmp_path / "store", tmp_path / "copy")
     store.forget_before(4)
     shutil.copy(tmp_path / "store" / LOG, tmp_path / "copy" / LOG)  # the log is new, the database still old
     again = opened(tmp_path / "copy")
     assert records_in(again) == [submission(number) for number in range(4, 7)]
-    assert again.findings.tell() == ()
+    assert again.findings.messages() == ()
 
 
 # ----------------------------------------------------------------------------------------------------------- versions
@@ -433,7 +444,7 @@ def test_a_store_of_a_newer_version_is_refused(folder: Path, opened: Opening) ->
     with sqlite3.connect(folder / DATABASE) as database:
         database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     database.close()
-    with pytest.raises(JournalError, match=r"the store is of version 2, this carpool reads up to 1"):
+    with pytest.raises(JournalError, match="the store is of version 3, this carpool reads up to 2"):
         opened(folder)
 
 

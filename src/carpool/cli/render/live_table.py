@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from carpool.backends.job_accounting import JobAccount
-from carpool.backends.local_run import LocalRun
 from carpool.cli.render.job_rows import short, span
 from carpool.core.model import Allocation, JobId, Phase
+from carpool.service.daemon.batch_run import BatchRun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,72 +24,63 @@ class RunDisplay(Protocol):
     """Shows a run while it goes on."""
 
     def refresh(self) -> None:
-        """Show how things stand; called a few times a second."""
-        ...
+        """Show the present state; called a few times a second."""
 
     def shown(self) -> AbstractContextManager[None]:
-        """While it is entered the board may take the terminal for itself."""
-        ...
+        """While entered, the display may take over the terminal."""
 
 
 class NullDisplay:
-    """Shows nothing: for programs that read the JSON."""
+    """Shows nothing, for --json."""
 
     def refresh(self) -> None:
         """Show nothing."""
 
     def shown(self) -> AbstractContextManager[None]:
-        """Nothing to take."""
         return nullcontext()
 
 
 class LineDisplay:
     """Plain lines on stderr: every decision and ending, and progress now and then."""
 
-    def __init__(self, run: LocalRun) -> None:
+    def __init__(self, run: BatchRun) -> None:
         self._run = run
-        self._names = run.names
-        self._decisions: dict[JobId, int] = {}
-        self._told: dict[JobId, int] = {}
-        self._over: set[JobId] = set()
+        self._decisions: dict[JobId, int] = {}  # already printed
+        self._messages: dict[JobId, int] = {}  # likewise
+        self._over: set[JobId] = set()  # likewise
         self._progress_at: dict[JobId, float] = {}
-        self._width = max((len(spec.id) for spec, _ in run.asked.jobs), default=0)
+        self._width = max((len(spec.id) for spec, _ in run.request.jobs), default=0)
 
     def refresh(self) -> None:
-        """Print what is new, in the order in which it happened."""
-        news = [
-            (at, job, words)
-            for job, account in self._run.ledger.accounts.items()
-            for at, words in self._news(job, account)
-        ]
+        """Print what is new, in order of time."""
+        accounts = self._run.accounting.accounts
+        news = [(at, job, words) for job, account in accounts.items() for at, words in self._news(job, account)]
         for at, job, words in sorted(news, key=lambda line: line[0]):
             click.echo(f"{at:9.1f} s  {job:<{self._width}}  {words}", err=True)
 
     def shown(self) -> AbstractContextManager[None]:
-        """Nothing to take: lines go by."""
         return nullcontext()
 
     def _news(self, job: JobId, account: JobAccount) -> Iterator[tuple[float, str]]:
-        seen = self._decisions.get(job, 0)
-        for given in account.decisions[seen:]:
-            what = "waits" if given.allocation is None else f"gets {held(given.allocation, self._names)}"
+        for given in account.decisions[self._decisions.get(job, 0) :]:
+            what = "waits" if given.allocation is None else f"gets {held(given.allocation, self._run.names)}"
             yield given.at, f"{what}: {given.reason}"
         self._decisions[job] = len(account.decisions)
-        yield from account.story[self._told.get(job, 0) :]
-        self._told[job] = len(account.story)
+        yield from account.story[self._messages.get(job, 0) :]
+        self._messages[job] = len(account.story)
         if account.ended_at is not None:
             if job not in self._over:
                 self._over.add(job)
                 yield account.ended_at, ending(account)
         elif account.done and account.as_of - self._progress_at.get(job, account.submitted_at) >= _PROGRESS_S:
             self._progress_at[job] = account.as_of
-            yield account.as_of, progress(account, self._run.live.total(job))
+            yield account.as_of, progress(account, self._run.estimator.total(job))
 
 
 class LiveTable:
     """A live table on the terminal."""
 
-    def __init__(self, run: LocalRun) -> None:
+    def __init__(self, run: BatchRun) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -97,7 +88,6 @@ class LiveTable:
         self._live = Live(console=Console(stderr=True), auto_refresh=False)
 
     def refresh(self) -> None:
-        """Draw the table anew."""
         self._live.update(self._drawn(), refresh=True)
 
     @contextmanager
@@ -114,26 +104,26 @@ class LiveTable:
 
         run = self._run
         if not run.has_begun:
-            return Text(f"starts {len(run.asked.jobs)} jobs; importing torch takes a few seconds", style="dim")
+            jobs = len(run.request.jobs)
+            return Text(f"starting {jobs} job{'s' if jobs != 1 else ''}; importing torch takes seconds", style="dim")
         grid = Grid(box=None, pad_edge=False, header_style="dim")
         for heading in ("job", "state", "devices"):
             grid.add_column(heading, no_wrap=True)
         for heading in ("step", "loss", "steps/s", "left"):
             grid.add_column(heading, justify="right", no_wrap=True)
-        names = run.names
-        for job, account in run.ledger.accounts.items():
-            grid.add_row(*row(job, account, run.live.total(job), names), style=_STYLES.get(account.phase, ""))
-        busy = {device for account in run.ledger.accounts.values() if account.held for device in account.held.devices()}
+        accounts = run.accounting.accounts
+        for job, account in accounts.items():
+            grid.add_row(*row(job, account, run.estimator.total(job), run.names), style=_STYLES.get(account.phase, ""))
+        busy = {device for account in accounts.values() if account.held for device in account.held.devices()}
         devices = ", ".join(f"{device.name} ({device.kind})" for device in run.devices)
         foot = Text(f"{len(busy)} of {len(run.devices)} devices busy: {devices}", style="dim")
-        last = Text(run.ledger.reason, style="italic")
-        return Group(grid, foot, last)
+        return Group(grid, foot, Text(run.accounting.reason, style="italic"))
 
 
 _STYLES = {Phase.FINISHED: "green", Phase.FAILED: "red", Phase.WAITING: "dim", Phase.BLOCKED: "dim"}
 
 
-def row(job: JobId, account: JobAccount, total: float | None, names: dict[int, str]) -> tuple[str, ...]:
+def row(job: JobId, account: JobAccount, total: float | None, names: Mapping[int, str]) -> tuple[str, ...]:
     """A job's cells: name, state, devices, step, loss, rate, time left."""
     loss = account.outcome.loss if account.outcome is not None else account.loss
     where = held(account.held, names) if account.held is not None else ""
@@ -151,17 +141,15 @@ def row(job: JobId, account: JobAccount, total: float | None, names: dict[int, s
 
 
 def progress(account: JobAccount, total: float | None) -> str:
-    """How far a job is, in words."""
+    """A job's progress as text."""
     words = f"step {account.done:.0f}" + (f" of {total:.0f}" if total else "")
     if account.loss is not None:
         words += f", loss {account.loss:.4f}"
-    if account.held is None:
-        return f"{words}, {account.phase}"
-    return f"{words}, {account.rate:.1f} steps/s"
+    return f"{words}, {account.phase}" if account.held is None else f"{words}, {account.rate:.1f} steps/s"
 
 
 def ending(account: JobAccount) -> str:
-    """How a job ended, in words."""
+    """A job's end as text."""
     if account.phase is not Phase.FINISHED:
         return f"{account.phase}: {account.error}" if account.error else str(account.phase)
     outcome = account.outcome
@@ -173,7 +161,7 @@ def ending(account: JobAccount) -> str:
     return words + "".join(f", {name} {value:.4g}" for name, value in outcome.metrics.items())
 
 
-def held(allocation: Allocation, names: dict[int, str]) -> str:
+def held(allocation: Allocation, names: Mapping[int, str]) -> str:
     """Devices by name, with the share where it is not whole."""
     fractions = allocation.fractions
     part = "" if fractions == (1.0,) else f" at {'/'.join(f'{fraction:.0%}' for fraction in fractions)}"

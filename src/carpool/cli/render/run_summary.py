@@ -9,19 +9,18 @@ import click
 
 from carpool import __version__
 from carpool.backends.job_accounting import JobAccount, Json, allocation_json, finite_or_none
-from carpool.backends.local import RunEnd
-from carpool.backends.local_run import LocalRun
 from carpool.cli.render.live_table import ending
 from carpool.core.model import Phase
+from carpool.service.daemon.batch_run import BatchRun, RunEnd
 
 
-def as_document(run: LocalRun) -> Json:
-    """What ``run --json`` prints."""
+def as_document(run: BatchRun) -> Json:
+    """The document that ``run --json`` prints."""
     figures = run.metrics.summary()
     return {
         "schema": 1,
         "version": __version__,
-        "policy": run.asked.policy_text,
+        "policy": run.request.policy,
         "backend": "local",
         "devices": [
             {"name": device.name, "kind": device.kind, "cores": list(device.cores), "memory_bytes": device.memory_bytes}
@@ -38,12 +37,12 @@ def as_document(run: LocalRun) -> Json:
     }
 
 
-def print_summary(run: LocalRun, how: RunEnd) -> None:
-    """The figures, and what did not go well."""
-    accounts = run.ledger.accounts.values()
+def print_summary(run: BatchRun, end: RunEnd) -> None:
+    """Print the totals and the jobs that did not finish."""
+    accounts = run.accounting.accounts.values()
     finished = [account for account in accounts if account.phase is Phase.FINISHED]
     figures = run.metrics.summary()
-    num_jobs = len(accounts) or len(run.asked.jobs)  # none was submitted when it was interrupted before it began
+    num_jobs = len(accounts) or len(run.request.jobs)  # none is submitted before the executor starts
     words = f"{len(finished)} of {num_jobs} jobs finished"
     if finished:
         words += f" in {figures.makespan_s:.1f} s, on average after {figures.avg_jct_s:.1f} s"
@@ -52,21 +51,21 @@ def print_summary(run: LocalRun, how: RunEnd) -> None:
     for account in accounts:
         if account.phase in (Phase.FAILED, Phase.CANCELLED):
             click.echo(f"{account.spec.id} {ending(account)}")
-            click.echo(f"  its log: {run.folder.job(account.spec.id) / 'log'}")
-    if how is RunEnd.INTERRUPTED:
-        click.echo(f"interrupted; go on with: carpool run --resume {run.folder.path}")
+            click.echo(f"  log: {run.folder.job(account.spec.id) / 'log'}")
+    if end is RunEnd.INTERRUPTED:
+        click.echo(f"interrupted; resume with: carpool run --resume {run.folder.path}")
     else:
         click.echo(f"kept in {run.folder.path}; weights and metrics: carpool get JOB --run {run.folder.path}")
 
 
-def _accounts(run: LocalRun) -> list[JobAccount]:
-    """Of every job: one that was interrupted before it was submitted has an empty one."""
-    known = run.ledger.accounts
-    return [*known.values(), *(JobAccount(spec, 0.0) for spec, _ in run.asked.jobs if spec.id not in known)]
+def _accounts(run: BatchRun) -> list[JobAccount]:
+    """The account of every job; one that was never submitted has an empty one."""
+    known = run.accounting.accounts
+    return [*known.values(), *(JobAccount(spec, 0.0) for spec, _ in run.request.jobs if spec.id not in known)]
 
 
-def _is_over(run: LocalRun) -> bool:
-    """Whether every job has ended: while one has not, nobody can say for how long devices could have been held."""
+def _is_over(run: BatchRun) -> bool:
+    """Whether every job has ended: before that, utilisation is undefined."""
     return all(account.phase.is_over for account in _accounts(run))
 
 
@@ -89,19 +88,19 @@ def _job(account: JobAccount, names: dict[int, str]) -> Json:
     }
 
 
-def _memory(run: LocalRun, makespan_s: float) -> float | None:
-    """Σ most bytes that a worker of the job held · device-seconds it held / (bytes there are · makespan).
+def _memory(run: BatchRun, makespan_s: float) -> float | None:
+    """Memory utilisation: Σ a job's peak bytes · its device-seconds / (total bytes · makespan).
 
-    Devices that are sets of cores have the host's memory together.
+    All CPU devices together have the host's memory.
     """
-    there = sum(device.memory_bytes for device in run.devices if device.cuda is not None)
+    total = sum(device.memory_bytes for device in run.devices if device.cuda is not None)
     if any(device.cuda is None for device in run.devices):
-        there += os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total += os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     measured = [
         (account.outcome.memory_bytes, account.device_s)
-        for account in run.ledger.accounts.values()
+        for account in run.accounting.accounts.values()
         if account.outcome is not None and account.outcome.memory_bytes is not None
     ]
-    if not measured or not isfinite(makespan_s) or makespan_s * there <= 0.0:
+    if not measured or not isfinite(makespan_s) or makespan_s * total <= 0.0:
         return None
-    return sum(held * device_s for held, device_s in measured) / (there * makespan_s)
+    return sum(held * device_s for held, device_s in measured) / (total * makespan_s)

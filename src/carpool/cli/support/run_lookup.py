@@ -1,21 +1,21 @@
-"""Run folders by name, by job, or the newest unfinished one."""
+"""Run lookup: finds run folders by name, by job, or the newest unfinished one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
-from carpool.backends.local_run import is_unfinished
 from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError, UnknownName
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.service.store.run_journal import is_unfinished
 
 RUNS = Path(".carpool") / "runs"
 
 
 class ChosenRun(NamedTuple):
-    """What is to be run and where it is kept; policy and devices are known only of a run that is resumed."""
+    """What to run and in which folder; policy and devices are those of a resumed run."""
 
     name: str
     jobs: tuple[ListedJob, ...]
@@ -26,7 +26,7 @@ class ChosenRun(NamedTuple):
 
 
 def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRun:
-    """What the words of the command line mean; `resume` is None where it was not said, empty where it names no run."""
+    """The run that the command line names; `resume` is None without --resume, empty where it names no run."""
     if jobs is None and resume is None:
         raise InputError("no job file is given", way_out="Name one: carpool run jobs.toml.")
     file = read_jobs(Path(jobs)) if jobs is not None else None
@@ -39,21 +39,21 @@ def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRu
     folder = RunFolder(Path(state) if state else free_place(file.name))
     if folder.exists:
         raise InputError(
-            "holds a run already", where=str(state), way_out="Go on with it by --resume, or name another --state."
+            "already holds a run", where=str(state), way_out="Continue it with --resume, or name another --state."
         )
     return ChosenRun(file.name, file.jobs, folder)
 
 
 def find_run(run: str, name: str = "") -> RunFolder:
-    """A run by its folder or name; without either the newest of a job file (or of all) that has jobs left to do."""
+    """A run by its folder or name; without either, the newest unfinished one of a job file, or of all."""
     if run:
         return named_run(run)
     mine = [folder for folder in all_runs() if not name or folder.settings().name == name]
     found = next((folder for folder in reversed(mine) if is_unfinished(folder)), None)
     if found is None:
         raise InputError(
-            f"no run{f' of {name!r}' if name else ''} in {RUNS} has jobs left to do",
-            way_out="Leave --resume out to begin a new one.",
+            f"no run{f' of {name!r}' if name else ''} in {RUNS} is unfinished",
+            way_out="Omit --resume to begin a new one.",
         )
     return found
 
@@ -67,12 +67,12 @@ def named_run(run: str) -> RunFolder:
 
 
 def run_with(job: str, run: str = "") -> RunFolder:
-    """The run that is named, which must have the job, or the newest that has it."""
+    """The named run, which must have the job, or the newest run that has it."""
     runs = [named_run(run)] if run else all_runs()
     if not runs:
         raise InputError(
-            f"no daemon here knows job {job!r}, and there are no runs in {RUNS}",
-            way_out="Name the folder of a run with --run, or start the daemon that had it: carpool serve.",
+            f"no running daemon knows job {job!r}, and there are no runs in {RUNS}",
+            way_out="Name the folder of a run with --run, or start its daemon: carpool serve.",
         )
     names = {folder.path: [str(spec.id) for spec, _ in folder.settings().jobs] for folder in runs}
     for folder in reversed(runs):
@@ -89,7 +89,7 @@ def all_runs() -> list[RunFolder]:
 
 
 def free_place(name: str) -> Path:
-    """A folder that no run was begun in: of this name, or of this name with -2, -3 and so on."""
+    """An unused folder: of this name, or with -2, -3 and so on."""
     number = 1
     while RunFolder(RUNS / (name if number == 1 else f"{name}-{number}")).exists:
         number += 1

@@ -66,9 +66,9 @@ async def serve_api(
     daemon: DaemonInstance, settings: Settings, meters: ServiceMetrics, listeners: Listeners
 ) -> AsyncIterator[str]:
     """Serve API and dashboard while the daemon runs; yields the addresses to print."""
-    tokens = AccessTokens(daemon.setup.state / TOKEN_FILE)
+    tokens = AccessTokens(daemon.options.state / TOKEN_FILE)
     quotas = Quotas.read(settings.users, "users")
-    service = SchedulerService(daemon.premises, daemon.recovered.notes, quotas)
+    service = SchedulerService(daemon.read_model, daemon.recovered.notes, quotas)
     limits = replace(Limits(), **{name: settings[name] for name in _LIMIT_SETTINGS})
     context = ApiContext(
         service,
@@ -80,7 +80,7 @@ async def serve_api(
         origins=tuple(map(origin_of, settings["public"])),
         proxies=tuple(settings["proxies"]),
         limits=limits,
-        planner=WhatIfPlanner(service, daemon.setup.devices, lambda: daemon.policy_text, read_profiles),
+        planner=WhatIfPlanner(service, daemon.options.devices, lambda: daemon.policy_text, read_profiles),
         metrics=meters,
     )
     app = make_app(context)
@@ -92,7 +92,7 @@ async def serve_api(
         await server.up.wait()
         yield describe_addresses(settings, None if listeners.tcp is None else listeners.tcp.socket)
     finally:
-        daemon.followers.chronicle.feed.close()
+        daemon.observers.events.feed.close()
         server.stop()
         await serving
 

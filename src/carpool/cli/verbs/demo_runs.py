@@ -12,8 +12,6 @@ from typing import Any
 import click
 
 from carpool import __version__
-from carpool.backends.local import RunEnd
-from carpool.backends.local_run import LocalRun, RunRequest, StartLink
 from carpool.backends.run_folder import RunFolder
 from carpool.cli.render.comparison_table import print_comparison
 from carpool.cli.render.live_table import RunDisplay
@@ -23,7 +21,8 @@ from carpool.core.model import JobId, JobSpec, Phase
 from carpool.jobs.devices import LocalDevice, as_cluster
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
-from carpool.policies.registry import parse_policy
+from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
+from carpool.service.daemon.executor_access import StartExecutor
 from carpool.sim.comparison import SimulationRequest, compare
 from carpool.sim.report import ReportHead, RunRecord, comparison_svg, node_spans, render, timeline_svg, write_page
 from carpool.sim.report.recorder import RunRecorder
@@ -36,13 +35,13 @@ _CLUSTER = "8x8xV100"
 
 
 def show_simulated_demo(folder: Path, jobs: int, seed: int) -> None:
-    """Replay the jobs, print the comparison, leave trace, page and picture in the folder."""
+    """Simulate the jobs under five policies, print the comparison, write trace, report and picture to the folder."""
     trace = TraceGenerator(
         jobs=jobs, seed=seed, load=0.95, devices=64, sizes=((1, 0.7), (2, 0.1), (4, 0.1), (8, 0.1))
     ).generate()
     path = folder / "demo.csv"
     write_trace(trace, path)
-    click.echo(f"{jobs} made-up jobs on {_CLUSTER}:")
+    click.echo(f"{jobs} synthetic jobs on {_CLUSTER}:")
     for line in lines(summarise(trace, 64)):
         click.echo(f"  {line}")
     requests = [SimulationRequest(str(path), _CLUSTER, policy, seed=seed, record=True) for policy in _POLICIES]
@@ -53,18 +52,18 @@ def show_simulated_demo(folder: Path, jobs: int, seed: int) -> None:
     gain = first.summary.avg_jct_s / best.summary.avg_jct_s
     if gain > 1.0:
         click.echo(
-            f"\nThe same jobs on the same devices: under {best.policy} the average job is done {gain:.1f}x sooner "
-            f"than under {first.policy}."
+            f"\nThe same jobs on the same devices: with {best.policy} the average job finishes {gain:.1f}x sooner "
+            f"than with {first.policy}."
         )
     page, picture = folder / "demo.html", folder / "demo.svg"
     write_report(str(page), requests[0], results)
     runs = [RunRecord(r.policy, r.as_json(), r.recording) for r in results if r.recording is not None]
     write_page(picture, comparison_svg(runs))
-    click.echo(f"Look at it: {page} (timelines, charts) and {picture}")
+    click.echo(f"Report: {page} (timelines, charts); picture: {picture}")
 
 
-JOBS = ("mlp", "cnn", "resnet", "transformer")  # entries of runtime.showcase
-_MOST_SHARDS = 8
+JOBS = ("mlp", "cnn", "resnet", "transformer")  # entries of runtime.demo_trainings
+_MAX_SHARDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,52 +72,58 @@ class DemoVariant:
 
     name: str
     policy: str
-    rigid: bool  # every job takes all the devices it can use, and the next one waits for its end
+    rigid: bool  # jobs run one after another, each on all devices it can use
 
 
 def show_live_demo(
-    folder: Path, devices: Sequence[LocalDevice], start: StartLink, *, effort: float = 1.0, quiet: bool = False
+    folder: Path, devices: Sequence[LocalDevice], start: StartExecutor, *, effort: float = 1.0, quiet: bool = False
 ) -> int:
-    """Run both ways, compare weights and times, leave the timelines; 0 when all is as promised."""
+    """Run the jobs both ways, compare weights and times, write the timelines; 0 if all weights are identical."""
     together = default_policy() if len(devices) > 1 else f"mps-equal:slots={len(JOBS)}"
-    ways = (DemoVariant("one after another", "fifo", True), DemoVariant("shared", together, False))
+    variants = (DemoVariant("one after another", "fifo", True), DemoVariant("shared", together, False))
     named = ", ".join(f"{device.name} ({device.kind})" for device in devices)
-    click.echo(f"Four trainings ({', '.join(JOBS)}), every one exact, on {named}.")
-    runs: list[LocalRun] = []
+    click.echo(f"Four exact trainings ({', '.join(JOBS)}) on {named}.")
+    runs: list[BatchRun] = []
     records: list[RunRecord] = []
-    for way in ways:
-        click.echo(f"\n{way.name} ({way.policy}):", err=True)
+    for variant in variants:
+        click.echo(f"\n{variant.name} ({variant.policy}):", err=True)
         recorder = RunRecorder(as_cluster(devices))
-        run = _run(way, folder / way.name.replace(" ", "-"), devices, recorder, effort)
-        board: RunDisplay = choose_display(run, as_json=quiet)
+        run = _run(variant, folder / variant.name.replace(" ", "-"), devices, start, recorder, effort)
+        display: RunDisplay = choose_display(run, as_json=quiet)
         try:
-            ending = watch(run, board, start)
+            ending = watch(run, display)
         finally:
-            run.folder.let_go()
+            run.close()
         if ending is RunEnd.INTERRUPTED:
             return 130
         runs.append(run)
-        records.append(RunRecord(way.name, _figures(way, run), recorder.close(run.ledger.at)))
+        records.append(RunRecord(variant.name, _figures(variant, run), recorder.close(run.accounting.at)))
     _write(folder, devices, records)
     return _compare(runs, folder)
 
 
 def _run(
-    way: DemoVariant, place: Path, devices: Sequence[LocalDevice], recorder: RunRecorder, effort: float
-) -> LocalRun:
-    """A fresh run of the four jobs; what an earlier demo left in its place is removed."""
+    variant: DemoVariant,
+    place: Path,
+    devices: Sequence[LocalDevice],
+    start: StartExecutor,
+    recorder: RunRecorder,
+    effort: float,
+) -> BatchRun:
+    """A fresh run of the four jobs in the place of an earlier demo."""
     folder = RunFolder(place)
-    folder.hold()
-    if (place / "jobs").is_dir():
-        shutil.rmtree(place / "jobs")
-    jobs = demo_jobs(len(devices), rigid=way.rigid, effort=effort)
-    asked = RunRequest(way.name, jobs, tuple(devices), parse_policy(way.policy), way.policy, __version__)
-    return LocalRun(asked, folder, observers=(recorder,))
+    if place.is_dir():
+        folder.hold()
+        shutil.rmtree(place)
+        folder.let_go()
+    jobs = demo_jobs(len(devices), rigid=variant.rigid, effort=effort)
+    request = RunRequest(variant.name, jobs, tuple(devices), variant.policy, __version__, observers=(recorder,))
+    return BatchRun.open(request, folder, start)
 
 
 def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[ListedJob, ...]:
-    """The four jobs; each may use all devices that its shards allow."""
-    shards = _MOST_SHARDS
+    """The four jobs; each may use as many devices as it has shards."""
+    shards = _MAX_SHARDS
     while shards // 2 >= max(2, num_devices):
         shards //= 2
     widest = min(num_devices, shards)
@@ -126,7 +131,7 @@ def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[Li
     for name in JOBS:
         least = widest if rigid else 1
         spec = JobSpec(JobId(name), least, model=name, min_devices=least, max_devices=widest, exact=True)
-        if rigid and jobs:  # there may be more devices than one job can use
+        if rigid and jobs:  # one job may leave devices free
             spec = replace(spec, after=(jobs[-1].spec.id,))
         args = {} if effort == 1.0 else {"epochs": max(1, round(effort * 4))}
         entry = f"carpool.runtime.demo_trainings:{name}"
@@ -134,8 +139,8 @@ def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[Li
     return tuple(jobs)
 
 
-def _figures(way: DemoVariant, run: LocalRun) -> dict[str, Any]:
-    figures = {"policy": way.name, **asdict(run.metrics.summary())}
+def _figures(variant: DemoVariant, run: BatchRun) -> dict[str, Any]:
+    figures = {"policy": variant.name, **asdict(run.metrics.summary())}
     return {key: value if not isinstance(value, float) or isfinite(value) else None for key, value in figures.items()}
 
 
@@ -154,16 +159,16 @@ def _write(folder: Path, devices: Sequence[LocalDevice], records: Sequence[RunRe
     write_page(folder / "demo.html", render("One after another, and shared", head, records))
 
 
-def _compare(runs: Sequence[LocalRun], folder: Path) -> int:
+def _compare(runs: Sequence[BatchRun], folder: Path) -> int:
     alone, shared = runs
-    click.echo(f"\n{'job':<12} {'alone, done at':>15} {'shared, done at':>16} {'accuracy':>9}  weights")
-    well = True
-    for name, before in alone.ledger.accounts.items():
-        after = shared.ledger.accounts[name]
+    click.echo(f"\n{'job':<12} {'alone, end at':>15} {'shared, end at':>16} {'accuracy':>9}  weights")
+    is_identical = True
+    for name, before in alone.accounting.accounts.items():
+        after = shared.accounting.accounts[name]
         same = (
             before.outcome is not None and after.outcome is not None and before.outcome.digest == after.outcome.digest
         )
-        well = well and same and before.phase is after.phase is Phase.FINISHED
+        is_identical = is_identical and same and before.phase is after.phase is Phase.FINISHED
         accuracy = after.outcome.metrics.get("accuracy") if after.outcome is not None else None
         words = "identical, bit for bit" if same else f"DIFFERENT {before.error or after.error}"
         click.echo(
@@ -172,12 +177,12 @@ def _compare(runs: Sequence[LocalRun], folder: Path) -> int:
         )
     first, second = alone.metrics.summary(), shared.metrics.summary()
     click.echo(
-        f"\nAll four done: {first.makespan_s:.1f} s one after another, {second.makespan_s:.1f} s shared "
+        f"\nAll four finished: {first.makespan_s:.1f} s one after another, {second.makespan_s:.1f} s shared "
         f"({_gain(first.makespan_s, second.makespan_s)}). Average job: {first.avg_jct_s:.1f} s and "
         f"{second.avg_jct_s:.1f} s ({_gain(first.avg_jct_s, second.avg_jct_s)})."
     )
-    click.echo(f"Look at it: {folder / 'demo.svg'} (timelines) and {folder / 'demo.html'} (charts)")
-    return 0 if well else 1
+    click.echo(f"Timelines: {folder / 'demo.svg'}; charts: {folder / 'demo.html'}")
+    return 0 if is_identical else 1
 
 
 def _seconds(value: float | None) -> str:
@@ -185,7 +190,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _gain(before: float, after: float) -> str:
-    """The gain as it is, also when it is a loss."""
+    """The speed-up, or the slow-down."""
     if not after > 0:
         return "–"
     return f"{before / after:.2f}x sooner" if before >= after else f"{after / before:.2f}x later"

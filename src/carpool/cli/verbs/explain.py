@@ -14,7 +14,7 @@ from carpool.cli.support.json_output import json_option, print_json
 from carpool.core.errors import InputError, JournalError, cause
 
 if TYPE_CHECKING:
-    from carpool.core.job_history import HistoryLabels
+    from carpool.core.estimates import Estimator
     from carpool.core.journal import Header
     from carpool.core.messages import Record
     from carpool.core.model import JobId
@@ -84,12 +84,12 @@ def _open_journal(path: Path) -> Iterator[tuple[Header, Iterator[Record]]]:
         ) from None
 
 
-def _history_from_journal(path: Path, job: str, labels: HistoryLabels | None = None) -> History:
-    from carpool.core.job_history import DEFAULT_LABELS, job_history
+def _history_from_journal(path: Path, job: str) -> History:
+    from carpool.core.job_history import job_history
     from carpool.core.model import JobId
 
     with _open_journal(path) as (header, records):
-        return list(job_history(records, JobId(job), header.cluster, labels or DEFAULT_LABELS))
+        return list(job_history(records, JobId(job), header.cluster))
 
 
 def _history_from_daemon(job: str) -> History | None:
@@ -104,11 +104,13 @@ def _history_from_run(job: str, run: str) -> History:
     """Merge the run's journal with the executor's reports, between the profile before and after the run."""
     from carpool.backends.run_folder import BELIEVED, PROFILE
     from carpool.cli.support.run_lookup import run_with
-    from carpool.core.job_history import HistoryLabels
+    from carpool.core.job_history import HistoryLabels, job_history
     from carpool.core.model import JobId
+    from carpool.service.store.run_journal import read_run_journal
 
     folder = run_with(job, run)
-    history = _history_from_journal(folder.journal, job, HistoryLabels("steps", folder.settings().names))
+    header, records = read_run_journal(folder)
+    history = list(job_history(records, JobId(job), header.cluster, HistoryLabels("steps", folder.settings().names)))
     history += [(float(row["at_s"]), str(row["what"])) for row in folder.rows(JobId(job), "story.jsonl")]
     history.sort(key=lambda line: line[0])
     if history:
@@ -177,13 +179,8 @@ def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> No
             else:
                 click.echo(f"now: {job} {now}")
             return
-    if journal:
-        path = Path(journal)
-    else:
-        from carpool.cli.support.run_lookup import run_with
-
-        path = run_with(job, run).journal
-    _print_reason(job, _evaluate_policy(path, job, at, live=not journal), as_json)
+    reason = _reason_from_journal(Path(journal), job, at) if journal else _reason_from_run(job, run, at)
+    _print_reason(job, reason, as_json)
 
 
 def _print_reason(job: str, reason: Reason, as_json: bool) -> None:
@@ -198,22 +195,40 @@ def _print_reason(job: str, reason: Reason, as_json: bool) -> None:
         click.echo(reason.ending)
 
 
-def _evaluate_policy(path: Path, name: str, at: float | None, *, live: bool) -> Reason:
-    """Recover the scheduler at the instant from the journal and ask its policy."""
-    from carpool.backends.online_estimator import OnlineEstimator
+def _reason_from_journal(path: Path, job: str, at: float | None) -> Reason:
     from carpool.core.estimates import DeclaredEstimator
+
+    with _open_journal(path) as (header, records):
+        return _evaluate_policy(str(path), header, records, job, at, DeclaredEstimator())
+
+
+def _reason_from_run(job: str, run: str, at: float | None) -> Reason:
+    from carpool.backends.online_estimator import OnlineEstimator
+    from carpool.cli.support.run_lookup import run_with
+    from carpool.service.store.run_journal import read_run_journal
+
+    folder = run_with(job, run)
+    header, records = read_run_journal(folder)
+    return _evaluate_policy(str(folder.path), header, records, job, at, OnlineEstimator(header.cluster))
+
+
+def _evaluate_policy(
+    where: str, header: Header, records: Iterable[Record], name: str, at: float | None, estimator: Estimator
+) -> Reason:
+    """Recover the scheduler at the instant and ask the policy that was active then."""
+    from carpool.core.messages import PolicyChanged
     from carpool.core.model import JobId
     from carpool.core.scheduler import Scheduler
     from carpool.policies.registry import parse_policy
 
-    with _open_journal(path) as (header, records):
-        known, ending = _records_until(records, JobId(name), at)
-    estimator = OnlineEstimator(header.cluster) if live else DeclaredEstimator()
-    scheduler = Scheduler(header.cluster, parse_policy(header.policy), estimator=estimator)
+    known, ending = _records_until(records, JobId(name), at)
+    changes = [fact.policy for record in known for fact in record.facts if isinstance(fact, PolicyChanged)]
+    policy = parse_policy(changes[-1] if changes else header.policy)
+    scheduler = Scheduler(header.cluster, policy, estimator=estimator)
     scheduler.recover(known)
     job = scheduler.jobs.get(JobId(name))
     if job is None:
-        raise _unknown_job(name, str(path) if at is None else f"{path} at {at:g} s")
+        raise _unknown_job(name, where if at is None else f"{where} at {at:g} s")
     plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
     return Reason(scheduler.at, scheduler.why(job), plans[-1] if plans else "", ending)
 

@@ -67,14 +67,14 @@ def as_document(result: ReplayResult, run: str, policy: str, profiles: str) -> d
         "run": run,
         "policy": policy,
         "profiles": profiles,
-        "makespan_s": {"live": result.lived_s, "simulated": result.simulated_s, "error": result.error},
+        "makespan_s": {"live": result.recorded_s, "simulated": result.simulated_s, "error": result.error},
         "worst_error": result.worst,
         "jobs": [
             {
                 "name": job.spec.id,
                 "weight": job.spec.weight,
                 "submit_s": job.submitted_at,
-                "live_end_s": job.lived_at,
+                "live_end_s": job.recorded_at,
                 "simulated_end_s": job.simulated_at,
                 "error": job.error,
             }
@@ -88,8 +88,8 @@ def print_replay(result: ReplayResult, write: Callable[[str], None] = click.echo
     width = max(len("makespan"), *(len(job.spec.id) for job in result.jobs))
     write(f"{'job':{width}}  submitted   live end  simulated   error")
     for job in result.jobs:
-        write(_line(job.spec.id, width, f"{job.submitted_at:9.2f}", job.lived_at, job.simulated_at, job.error))
-    write(_line("makespan", width, "", result.lived_s, result.simulated_s, result.error))
+        write(_line(job.spec.id, width, f"{job.submitted_at:9.2f}", job.recorded_at, job.simulated_at, job.error))
+    write(_line("makespan", width, "", result.recorded_s, result.simulated_s, result.error))
 
 
 def _line(name: str, width: int, submitted: str, live: float, simulated: float | None, error: float | None) -> str:

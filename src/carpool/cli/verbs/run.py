@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,59 +17,23 @@ import click
 
 from carpool import __version__
 from carpool.cli.support.json_output import guard_stdout
+from carpool.cli.support.log_options import log_options
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
 if TYPE_CHECKING:
-    from carpool.backends.local import ExecutorPort, RunEnd
-    from carpool.backends.local_run import LocalRun, StartLink
+    from carpool.backends.ports import ExecutorPort
     from carpool.cli.render.live_table import RunDisplay
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice
     from carpool.jobs.job_file import ListedJob
+    from carpool.service.daemon.batch_run import BatchRun, RunEnd
+    from carpool.service.daemon.executor_access import StartExecutor
 
-
-_MAX_NAMED = 3  # jobs that are named
-
-
-async def start_checked(
-    devices: Sequence[LocalDevice], state: Path, *, start: StartLink, jobs: Sequence[ListedJob]
-) -> ExecutorPort:
-    """The executor, once every entry was called: both begin by importing torch, at the same time."""
-    starting = asyncio.ensure_future(start(devices, state))
-    checking = asyncio.ensure_future(check_entries(jobs))
-    try:
-        await asyncio.gather(starting, checking)
-    except BaseException:
-        checking.cancel()
-        starting.cancel()
-        with suppress(asyncio.CancelledError, CarpoolError):
-            await (await starting).stop(checkpoint=False)
-        raise
-    return starting.result()
-
-
-async def check_entries(jobs: Sequence[ListedJob]) -> None:
-    """InputError where an entry raises, or returns what could not begin."""
-    from carpool.runtime.process.entry_check import call_entries
-
-    tried = await call_entries(jobs)
-    if tried.unchecked:
-        click.echo(f"carpool: not checked beforehand, for want of time: {_some(tried.unchecked)}", err=True)
-    for job, problem in tried.problems.items():
-        others = [other for other in tried.problems if other != job]
-        raise InputError(
-            problem,
-            where=f"job {job!r}",
-            way_out=f"So it is with {len(others)} more: {_some(others)}." if others else "",
-        )
-
-
-def _some(jobs: Sequence[str]) -> str:
-    return ", ".join(jobs[:_MAX_NAMED]) + (", …" if len(jobs) > _MAX_NAMED else "")
-
-
-PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that there is
+PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that is installed
+_MAX_NAMED = 3  # jobs in a message
+_REFRESH_S = 0.25
+_LOG_LEVEL = "error"  # the display shows what goes wrong with jobs
 
 _EPILOG = """\b
 Examples:
@@ -81,56 +46,59 @@ Examples:
 
 @click.command("run", epilog=_EPILOG)
 @click.argument("jobs", required=False, metavar="JOBS.toml")
-@click.option("--policy", metavar="NAME[:key=value]…", help=f"Who runs where. [default: {PREFERRED[0]}]")
+@click.option("--policy", metavar="NAME[:key=value]…", help=f"The scheduling policy. [default: {PREFERRED[0]}]")
 @click.option(
     "--devices",
     default="",
     metavar="SPEC",
     help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all GPUs, else all cores]",
 )
-@click.option("--state", metavar="DIR", help="Where journal, logs and checkpoints go. [default: .carpool/runs/NAME]")
+@click.option(
+    "--state", metavar="DIR", help="Folder of the journal, logs and checkpoints. [default: .carpool/runs/NAME]"
+)
 @click.option(
     "--resume",
     is_flag=False,
     flag_value="",
     default=None,
     metavar="[RUN]",
-    help="Go on with an interrupted run: the newest of this job file, or the one named.",
+    help="Resume an interrupted run: the newest of this job file, or the one named.",
 )
-@click.option("--journal", metavar="FILE", help="Write every fact and plan here too.")
+@click.option("--journal", metavar="FILE", help="Write all events and plans to this file too, as JSON lines.")
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
 @click.option(
     "--lanes",
     type=click.Choice(["auto", "slice"]),
     default="auto",
     show_default=True,
-    help="auto: jobs that share a GPU compute at the same time where that can be; slice: they take turns.",
+    help="auto: jobs that share a GPU run concurrently where possible; slice: they take turns.",
 )
 @click.option(
     "--warm",
     type=click.IntRange(0, 8),
     default=1,
     show_default=True,
-    help="Processes kept ready on each GPU while jobs wait, so that the next need not wait for CUDA; 0: none.",
+    help="Processes kept ready on each GPU while jobs wait, which saves the next job CUDA's start-up; 0: none.",
 )
 @click.option(
     "--reducer",
     type=click.Choice(["shared", "group"]),
     default="shared",
     show_default=True,
-    help="How a step's gradients meet when a job has several devices. shared: in memory; group: by gloo's messages.",
+    help="How gradients are combined across a job's devices. shared: in shared memory; group: with gloo.",
 )
 @click.option(
     "--memory-cap",
     default="",
     metavar="SIZE",
-    help="Let the jobs on each device take no more than this together: they take turns, and park in host memory.",
+    help="Limit the memory of all jobs on a device: they take turns and are swapped out to host memory.",
 )
 @click.option(
     "--check/--no-check",
     default=True,
-    help="Call every entry once before anything starts, so that one that raises is told at once.",
+    help="Call every entry once before any job starts, and report those that raise.",
 )
+@log_options(_LOG_LEVEL)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def run(
     jobs: str | None,
@@ -145,12 +113,14 @@ def run(
     reducer: str,
     memory_cap: str,
     check: bool,
+    log_level: str | None,
+    log_format: str | None,
     as_json: bool,
 ) -> int:
     """Run all jobs of a file on this machine.
 
-    Exit code 0 when every job finished, 1 when one failed, 2 for bad input (nothing was started), 130 when interrupted
-    with Ctrl-C: all jobs stop at a step boundary with a checkpoint, and --resume goes on from there.
+    Exit code 0 when every job finished, 1 when one failed, 2 for bad input (no job was started), 130 when interrupted
+    with Ctrl-C: all jobs stop at a step boundary with a checkpoint, and --resume continues from there.
     """
     from carpool.cli.render.run_summary import as_document, print_summary
     from carpool.cli.support.run_lookup import look_up
@@ -160,6 +130,7 @@ def run(
     from carpool.jobs.host import host_supplies
     from carpool.policies.registry import attribute_errors
 
+    environment = _configure_logging(log_level, log_format)
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
     given = look_up(jobs, state, resume)
@@ -167,29 +138,43 @@ def run(
     others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
     supplies = host_supplies(given.folder.path)
     for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found, supplies))]):
-        click.echo(f"carpool: {note}", err=True)
+        _echo(note)
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
-    start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap)
+    start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, environment=environment)
     if check and not given.resume:
         start = partial(start_checked, start=start, jobs=given.jobs)
-    decides = policy or given.policy or default_policy()
+    chosen = policy or given.policy or default_policy()
     with guard_stdout():
-        run = prepare(given, found, decides, journal, supplies)
+        run = prepare(given, found, chosen, start, journal, supplies)
         try:
-            with attribute_errors(decides, strictly=True):
-                ending = watch(run, choose_display(run, as_json=as_json), start)
+            with attribute_errors(chosen, strictly=True):
+                end = watch(run, choose_display(run, as_json=as_json))
         finally:
-            given.folder.let_go()
+            run.close()
     if as_json:
         click.echo(json.dumps(as_document(run)))
     else:
-        print_summary(run, ending)
-    return exit_code(run, ending)
+        print_summary(run, end)
+    return exit_code(run, end)
+
+
+def _configure_logging(level: str | None, fmt: str | None) -> dict[str, str]:
+    """Log to stderr; the variables that let the executor do the same."""
+    from carpool.logs import LEVEL_VARIABLE, configure_logging, export_settings
+
+    configure_logging(level or os.environ.get(LEVEL_VARIABLE, "") or _LOG_LEVEL, fmt or "")
+    environment: dict[str, str] = {}
+    export_settings(level or "", fmt or "", environment)
+    return environment
+
+
+def _echo(words: str) -> None:
+    click.echo(f"carpool: {words}", err=True)
 
 
 def default_policy() -> str:
-    """The best elastic policy that there is."""
+    """The best elastic policy that is installed."""
     from carpool.policies.registry import POLICIES
 
     return next(name for name in PREFERRED if name.partition(":")[0] in POLICIES)
@@ -199,22 +184,32 @@ def prepare(
     given: ChosenRun,
     devices: Sequence[LocalDevice],
     policy: str,
+    start: StartExecutor,
     journal: str | None = None,
     supplies: HostResources = UNKNOWN,
-) -> LocalRun:
-    """A run that is ready to go; its folder is held from now on."""
-    from carpool.backends.local_run import LocalRun, RunRequest
+) -> BatchRun:
+    """A run that is ready to start, with its folder locked."""
     from carpool.backends.profile_library import ProfileLibrary
-    from carpool.policies.registry import parse_policy
+    from carpool.service.daemon.batch_run import BatchRun, RunRequest
 
-    asked = RunRequest(given.name, given.jobs, tuple(devices), parse_policy(policy), policy, __version__, supplies)
-    given.folder.hold()
-    copy = Path(journal) if journal else None
-    return LocalRun(asked, given.folder, resume=given.resume, copy=copy, profiles=ProfileLibrary().beliefs(given.jobs))
+    request = RunRequest(
+        given.name,
+        given.jobs,
+        tuple(devices),
+        policy,
+        __version__,
+        supplies,
+        profiles=ProfileLibrary().beliefs(given.jobs),
+        journal=Path(journal) if journal else None,
+    )
+    run = BatchRun.open(request, given.folder, start)
+    for notice in run.notices:
+        _echo(notice)
+    return run
 
 
-def choose_display(run: LocalRun, *, as_json: bool) -> RunDisplay:
-    """A table on a terminal, lines elsewhere, nothing where a program reads."""
+def choose_display(run: BatchRun, *, as_json: bool) -> RunDisplay:
+    """A table on a terminal, lines elsewhere, nothing with --json."""
     from carpool.cli.render.live_table import LineDisplay, LiveTable, NullDisplay
 
     if as_json:
@@ -222,48 +217,48 @@ def choose_display(run: LocalRun, *, as_json: bool) -> RunDisplay:
     return LiveTable(run) if sys.stderr.isatty() else LineDisplay(run)
 
 
-def watch(run: LocalRun, board: RunDisplay, start: StartLink) -> RunEnd:
-    """Run to the end while a board shows it; Ctrl-C stops with checkpoints, a second one at once."""
-    return asyncio.run(_watched(run, board, start))
+def watch(run: BatchRun, display: RunDisplay) -> RunEnd:
+    """Run to the end and show progress; Ctrl-C stops with checkpoints, a second one at once."""
+    return asyncio.run(_watched(run, display))
 
 
-async def _watched(run: LocalRun, board: RunDisplay, start: StartLink) -> RunEnd:
+async def _watched(run: BatchRun, display: RunDisplay) -> RunEnd:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _interrupt, run)
 
     async def refresh() -> None:
         while True:
-            await asyncio.sleep(0.25)
-            board.refresh()
+            await asyncio.sleep(_REFRESH_S)
+            display.refresh()
 
     refreshing = asyncio.create_task(refresh())
     try:
-        with board.shown():
-            return await run.go(start)
+        with display.shown():
+            return await run.run()
     finally:
         refreshing.cancel()
-        board.refresh()
+        display.refresh()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(name)
 
 
-def _interrupt(run: LocalRun) -> None:
-    words = "stopping at the next steps with checkpoints; once more to stop at once"
+def _interrupt(run: BatchRun) -> None:
+    words = "stopping all jobs at the next step with checkpoints; press Ctrl-C again to stop at once"
     if run.is_interrupted:
         words = "stopping at once"
     elif not run.has_begun:
-        words = "stopping; no job has begun yet"
-    click.echo(f"carpool: {words}", err=True)
+        words = "stopping; no job has started yet"
+    _echo(words)
     run.interrupt()
 
 
 def check_reducer(reducer: str, jobs: Sequence[ListedJob]) -> None:
-    """Refuse what needs shared memory where there is to be none."""
+    """Refuse jobs that need shared memory where --reducer rules it out."""
     joint = [spec.id for spec, program in jobs if program.sync_batchnorm]
     if reducer == "group" and joint:
         raise InputError(
-            f"--reducer group, but job {joint[0]!r} has sync_batchnorm = true, which goes through shared memory",
+            f"--reducer group, but job {joint[0]!r} has sync_batchnorm = true, which needs shared memory",
             way_out="Use --reducer shared, or set sync_batchnorm = false.",
         )
 
@@ -276,19 +271,61 @@ async def start_executor(
     warm: int = 0,
     reducer: str = "shared",
     memory_cap: int = 0,
+    environment: Mapping[str, str] | None = None,
 ) -> ExecutorPort:
-    """The executor process of this machine."""
+    """Start the executor process of this machine."""
     from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 
-    options = ExecutorOptions(mps=lanes == "auto", warm=warm, is_closed=True, reducer=reducer, memory_cap=memory_cap)
+    options = ExecutorOptions(
+        mps=lanes == "auto",
+        warm=warm,
+        is_closed=True,
+        reducer=reducer,
+        memory_cap=memory_cap,
+        environment=environment or {},
+    )
     return await ExecutorClient.start(devices, state, options=options)
 
 
-def exit_code(run: LocalRun, ending: RunEnd) -> int:
-    """0 all finished, 1 a job did not, 130 interrupted and resumable."""
-    from carpool.backends.local import RunEnd
-    from carpool.core.model import Phase
+async def start_checked(
+    devices: Sequence[LocalDevice], state: Path, *, start: StartExecutor, jobs: Sequence[ListedJob]
+) -> ExecutorPort:
+    """Start the executor and check all entries meanwhile: both begin by importing torch."""
+    starting = asyncio.ensure_future(start(devices, state))
+    checking = asyncio.ensure_future(check_entries(jobs))
+    try:
+        await asyncio.gather(starting, checking)
+    except BaseException:
+        checking.cancel()
+        starting.cancel()
+        with suppress(asyncio.CancelledError, CarpoolError):
+            await (await starting).stop(checkpoint=False)
+        raise
+    return starting.result()
 
-    if ending is RunEnd.INTERRUPTED:
+
+async def check_entries(jobs: Sequence[ListedJob]) -> None:
+    """InputError where an entry raises, or returns something other than a valid training."""
+    from carpool.runtime.process.entry_check import TIMEOUT_S, call_entries
+
+    result = await call_entries(jobs)
+    if result.unchecked:
+        _echo(f"skipped the entry check of {_some(result.unchecked)} (took longer than {TIMEOUT_S:g} s)")
+    for job, problem in result.problems.items():
+        others = [other for other in result.problems if other != job]
+        same = f"{len(others)} more job{'s have' if len(others) > 1 else ' has'} the same problem: {_some(others)}."
+        raise InputError(problem, where=f"job {job!r}", way_out=same if others else "")
+
+
+def _some(jobs: Sequence[str]) -> str:
+    return ", ".join(jobs[:_MAX_NAMED]) + (", …" if len(jobs) > _MAX_NAMED else "")
+
+
+def exit_code(run: BatchRun, end: RunEnd) -> int:
+    """0 all finished, 1 a job did not, 130 interrupted and resumable."""
+    from carpool.core.model import Phase
+    from carpool.service.daemon.batch_run import RunEnd
+
+    if end is RunEnd.INTERRUPTED:
         return 130
-    return 0 if all(account.phase is Phase.FINISHED for account in run.ledger.accounts.values()) else 1
+    return 0 if all(account.phase is Phase.FINISHED for account in run.accounting.accounts.values()) else 1

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool import __version__
+from carpool.cli.support.log_options import log_options
 from carpool.cli.verbs.run import PREFERRED, default_policy
 from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
-    from carpool.service.daemon.bootstrap import DaemonInstance
+    from carpool.jobs.devices import LocalDevice
+    from carpool.service.config import Settings
+    from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
     from carpool.service.http.metrics import ServiceMetrics
 
 
@@ -26,16 +29,16 @@ Examples:
   carpool serve
   carpool serve --devices cuda --policy carpool --state /var/lib/carpool
   carpool serve --host 0.0.0.0 --tls-cert box.pem --tls-key box.key
-  carpool serve --leave-running     (SIGTERM leaves the jobs at work for the next daemon: an upgrade stops none)
+  carpool serve --leave-running     (SIGTERM leaves jobs running for the next daemon: an upgrade stops none)
 """
 
 
 @click.command("serve", epilog=_EPILOG)
-@click.option("--state", metavar="DIR", help="Where the journal, logs and checkpoints are. [default: the user's state]")
+@click.option("--state", metavar="DIR", help="Folder of the journal, logs and checkpoints. [default: the user's state]")
 @click.option(
     "--policy",
     metavar="NAME[:key=value]…",
-    help=f"Who runs where. [default: the one that decided last here, at first {PREFERRED[0]}]",
+    help=f"The scheduling policy. [default: the last one used in this folder, at first {PREFERRED[0]}]",
 )
 @click.option(
     "--devices",
@@ -48,82 +51,104 @@ Examples:
     "--lanes",
     type=click.Choice(["auto", "slice"]),
     default=None,
-    help="auto: jobs that share a GPU compute at the same time where that can be; slice: they take turns.",
+    help="auto: jobs that share a GPU run concurrently where possible; slice: they take turns.",
 )
 @click.option(
     "--warm",
     type=click.IntRange(0, 8),
     default=None,
-    help="Processes kept ready on each GPU, so that a job need not wait for CUDA; each takes up a context there. "
-    "[default: 1]",
+    help="Processes kept ready on each GPU, which saves jobs CUDA's start-up; each holds a CUDA context. [default: 1]",
 )
 @click.option(
     "--memory-cap",
     default=None,
     metavar="SIZE",
-    help="Let the jobs on each device take no more than this together: they take turns, and park in host memory.",
+    help="Limit the memory of all jobs on a device: they take turns and are swapped out to host memory.",
 )
-@click.option("--socket", default=None, metavar="PATH", help="Its Unix socket. [default: api.sock in its folder]")
-@click.option("--host", default=None, help="Where it listens besides. [default: 127.0.0.1]")
-@click.option("--port", default=None, type=click.IntRange(0, 65535), help="The port there; 0: none. [default: 7637]")
-@click.option("--tls-cert", default=None, metavar="FILE", help="A certificate (PEM): the port speaks https then.")
-@click.option("--tls-key", default=None, metavar="FILE", help="Its key (PEM).")
+@click.option("--socket", default=None, metavar="PATH", help="Path of the Unix socket. [default: api.sock in --state]")
+@click.option("--host", default=None, help="Address to listen on beside the socket. [default: 127.0.0.1]")
+@click.option("--port", default=None, type=click.IntRange(0, 65535), help="TCP port; 0: none. [default: 7637]")
+@click.option("--tls-cert", default=None, metavar="FILE", help="Certificate (PEM): the port then speaks https.")
+@click.option("--tls-key", default=None, metavar="FILE", help="Key of the certificate (PEM).")
 @click.option(
     "--insecure-http",
     is_flag=True,
     flag_value=True,
     default=None,
-    help="Listen beyond loopback without a certificate: whoever is in between reads tokens.",
+    help="Listen beyond loopback without a certificate: tokens can then be read on the network.",
 )
-@click.option("--leave-running", is_flag=True, help="When it is stopped, leave the jobs at work for the next daemon.")
+@click.option("--leave-running", is_flag=True, help="When stopped, leave jobs running for the next daemon.")
+@log_options("warning")
 def serve(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
-    """Serve jobs until SIGTERM or Ctrl-C.
+    """Run the daemon until SIGTERM or Ctrl-C.
 
-    Everything accepted is on disk before it is answered. When the daemon is killed, its jobs stand still at the end of
-    a step, checkpointed, and the next daemon on the same folder goes on with them. When it is stopped, all jobs are
-    halted with checkpoints, and the next one resumes them.
+    Requests are answered when they are on disk. If the daemon is killed, its jobs stop at the end of a step with a
+    checkpoint, and the next daemon on the same folder resumes them. If it is stopped, it checkpoints and stops all
+    jobs, and the next one resumes them.
 
-    People reach it over its Unix socket, as the daemon's own user, and over a port with a token. All jobs run as the
-    daemon's user. What is not given as a flag comes from the environment or the configuration file; see
+    Clients connect over the Unix socket, as the daemon's own user, or over the port with a token. All jobs run as the
+    daemon's user. Settings without a flag come from the environment or the configuration file; see
     `carpool config show`.
     """
-    from carpool.core.units import parse_cap
     from carpool.jobs.devices import overlap_note, parse_devices
-    from carpool.jobs.host import host_supplies
-    from carpool.runtime.executor.client import ExecutorOptions, ExecutorSocket
+    from carpool.logs import configure_logging
+    from carpool.runtime.executor.client import ExecutorSocket
     from carpool.runtime.sharing.foreign_processes import belongs_to
     from carpool.service.config import read_settings
-    from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
+    from carpool.service.daemon.bootstrap import DaemonInstance
 
     settings = read_settings(os.environ, flags)
-    meters = _meters()
-    # Left by a daemon that was killed: its workers are no outsiders.
-    left = ExecutorSocket(settings.state / "executor").executor_pid
-    is_ours = belongs_to(left) if left is not None else lambda pid: False
-    found = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
-    if note := overlap_note(found):
-        click.echo(f"carpool: {note}", err=True)
-    cap = parse_cap(settings["memory_cap"], "memory_cap")
-    options = ExecutorOptions(mps=settings["lanes"] == "auto", warm=settings["warm"], memory_cap=cap)
-    policy, state = settings["policy"], settings.state
-    setup = DaemonOptions(
-        state, found, __version__, policy, default_policy(), options,
-        checkpoint_days=settings["checkpoint_days"], commit=meters.commit, supplies=host_supplies(state), tell=_tell,
-    )  # fmt: skip
-    house = DaemonInstance.open(setup)
+    configure_logging(settings["log_level"], settings["log_format"])
+    metrics = _metrics()
+    # The workers of an executor that a killed daemon left running are not foreign processes.
+    executor = ExecutorSocket(settings.state / "executor").executor_pid
+    is_ours = belongs_to(executor) if executor is not None else lambda pid: False
+    devices = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
+    if note := overlap_note(devices):
+        _echo(note)
+    daemon = DaemonInstance.open(_options(settings, devices, metrics))
     try:
         from carpool.cli.support.serve_app import open_listeners, serve_api
 
-        with open_listeners(settings) as ears:
-            around = partial(serve_api, house, settings, meters, ears)
-            asyncio.run(_serve(house, around, leave_running=leave_running))
+        with open_listeners(settings) as listeners:
+            api = partial(serve_api, daemon, settings, metrics, listeners)
+            asyncio.run(_serve(daemon, api, leave_running=leave_running))
     finally:
-        house.close()
+        daemon.close()
     return 0
 
 
-def _meters() -> ServiceMetrics:
-    """What measures the daemon; InputError where the packages that serve are not there."""
+def _options(settings: Settings, devices: tuple[LocalDevice, ...], metrics: ServiceMetrics) -> DaemonOptions:
+    from carpool.core.units import parse_cap
+    from carpool.jobs.host import host_supplies
+    from carpool.logs import export_settings
+    from carpool.runtime.executor.client import ExecutorOptions
+    from carpool.service.daemon.bootstrap import DaemonOptions
+    from carpool.service.daemon.loop import LoopOptions
+
+    environment: dict[str, str] = {}
+    export_settings(settings["log_level"], settings["log_format"], environment)
+    return DaemonOptions(
+        settings.state,
+        devices,
+        __version__,
+        settings["policy"],
+        default_policy(),
+        options=ExecutorOptions(
+            mps=settings["lanes"] == "auto",
+            warm=settings["warm"],
+            memory_cap=parse_cap(settings["memory_cap"], "memory_cap"),
+            environment=environment,
+        ),
+        loop=LoopOptions(commit=metrics.commit),
+        checkpoint_days=settings["checkpoint_days"],
+        supplies=host_supplies(settings.state),
+        tell=_echo,
+    )
+
+
+def _metrics() -> ServiceMetrics:
+    """The daemon's metrics; InputError where the packages of the web server are missing."""
     try:
         from carpool.service.http.metrics import ServiceMetrics
     except ModuleNotFoundError as error:
@@ -134,33 +159,31 @@ def _meters() -> ServiceMetrics:
 
 
 async def _serve(
-    house: DaemonInstance, around: Callable[[], AbstractAsyncContextManager[str]], *, leave_running: bool
+    daemon: DaemonInstance, api: Callable[[], AbstractAsyncContextManager[str]], *, leave_running: bool
 ) -> None:
     from carpool.service.daemon.gc_tuning import GcFreezer
 
-    await house.start()
+    await daemon.start()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, _stop, house, leave_running)
-    async with around() as address:
-        for words in house.told:
-            _tell(words)
-        jobs = len(house.scheduler.jobs)
-        click.echo(
-            f"carpool: serves {len(house.names)} device{'s' if len(house.names) != 1 else ''} from {house.setup.state}"
-            f" with policy {house.policy_text}; {jobs} job{'s' if jobs != 1 else ''} to go on with",
-            err=True,
+        loop.add_signal_handler(name, _stop, daemon, leave_running)
+    async with api() as address:
+        for notice in daemon.notices:
+            _echo(notice)
+        devices, jobs = len(daemon.names), len(daemon.scheduler.jobs)
+        _echo(
+            f"serving {devices} device{'s' if devices != 1 else ''} from {daemon.options.state}"
+            f" with policy {daemon.policy_text}; {jobs} job{'s' if jobs != 1 else ''} to resume"
         )
-        click.echo(f"carpool: listens at {address}", err=True)
+        _echo(f"listening at {address}")
         with GcFreezer():
-            await house.run()
+            await daemon.run()
 
 
-def _tell(words: str) -> None:
+def _echo(words: str) -> None:
     click.echo(f"carpool: {words}", err=True)
 
 
-def _stop(house: DaemonInstance, leave_running: bool) -> None:
-    words = "leaves its jobs at work for the next daemon" if leave_running else "halts all jobs with checkpoints"
-    _tell(words)
-    house.stop(leave_running=leave_running)
+def _stop(daemon: DaemonInstance, leave_running: bool) -> None:
+    _echo("leaving jobs running for the next daemon" if leave_running else "stopping all jobs with checkpoints")
+    daemon.stop(leave_running=leave_running)

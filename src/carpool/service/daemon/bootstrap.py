@@ -1,21 +1,24 @@
-"""Daemon bootstrap: opens the state folder, recovers the scheduler, claims an executor, and runs the loop."""
+"""Composition root of ``carpool serve`` and ``carpool run``: store, scheduler, executor and loop in one folder."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from carpool.backends.executor_group import ExecutorGroup
 from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.job_files import JobFileWriter
-from carpool.backends.local import ExecutorGone, WallClock
-from carpool.backends.local_run import RejoinedNode, initial_speeds, rejoined_node
-from carpool.backends.online_estimator import OnlineEstimator, colocation_check
+from carpool.backends.node_rejoin import rejoined_node
+from carpool.backends.online_estimator import OnlineEstimator, colocation_check, initial_speeds
+from carpool.backends.ports import LOCAL, ExecutorGone, ExecutorPort, WaitableClock, WallClock
 from carpool.backends.profile_learner import ProfileLearner
 from carpool.backends.run_folder import RunFolder
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.journal import Header
 from carpool.core.messages import (
@@ -24,7 +27,7 @@ from carpool.core.messages import (
     JobFailed,
     JobFinished,
     NodeJoined,
-    NodeLost,
+    Observer,
     PolicyChanged,
     Record,
 )
@@ -33,19 +36,22 @@ from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
 from carpool.jobs.devices import LocalDevice, as_cluster
 from carpool.jobs.job_file import ListedJob
+from carpool.logs import log_event
 from carpool.policies.registry import parse_policy
-from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket
+from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 from carpool.runtime.executor.reports import Report
-from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks
+from carpool.service.daemon.executor_access import ClaimSource, ExecutorAccess, PersistentExecutor
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.notifications import JobEnd, Notifier
-from carpool.service.daemon.profile_store import ProfileStore
+from carpool.service.daemon.profile_store import ProfileSource, ProfileStore, SharedProfiles
 from carpool.service.daemon.read_model import ReadModel
+from carpool.service.daemon.record_log import RecordLog
 from carpool.service.daemon.recovery import (
     StateObservers,
     is_ahead,
     newest_policy,
     reconcile,
-    recover_followers,
+    recover_observers,
     recover_scheduler,
 )
 from carpool.service.daemon.retention import CheckpointRetention
@@ -54,338 +60,361 @@ from carpool.service.queries.event_log import EventFeed, EventLog
 from carpool.service.queries.present import TimeBase
 from carpool.service.store.store import Store
 
-_MOST_DEATHS = 5  # of executors, within
-_DEATHS_S = 60.0
-_SILENCE_S = 60.0  # of an executor: then it hangs, is ended, and another takes its place
-_MANY_RECORDS = 1000  # folded at a start: the next one should begin here
+_RESTARTS_WITHIN_S = 60.0
+_MANY_RECORDS = 1000  # folded at a start: store a snapshot at once
+
+_log = logging.getLogger(__name__)
+
+MakeClock = Callable[[float, float], WaitableClock]  # of the scheduler's time and the Unix time of instant 0
+
+
+def calendar_clock(at: float, begun_at: float) -> WaitableClock:
+    """A clock that goes on while the daemon is down."""
+    return WallClock(max(at, time.time() - begun_at))
+
+
+def elapsed_clock(at: float, begun_at: float) -> WaitableClock:
+    """A clock that stands still between the sittings of a run."""
+    return WallClock(at)
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """What a daemon is started with."""
+    """What a daemon is started with; the defaults are those of ``carpool serve``."""
 
     state: Path
     devices: tuple[LocalDevice, ...]
     version: str
-    policy: str = ""  # as the user wrote it; empty: the one that the journal ends with, or the default
+    policy: str = ""  # as the user wrote it; empty: the last one in the journal, or the default
     default_policy: str = "carpool"
+    fallback_policy: str | None = (
+        None  # takes over when a policy fails; empty: the failure is raised; None: the default
+    )
+    find_policy: Callable[[str], Policy] = parse_policy
     options: ExecutorOptions = field(default_factory=ExecutorOptions)
-    retain: int = 100_000  # records that are kept when a balance stands for them: stories and figures go back so far
-    checkpoint_days: float = 0.0  # that checkpoints of jobs stay that are over; 0: always
-    commit: Commit = asyncio.to_thread  # how the store's commits are run
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    access: ExecutorAccess | None = None  # how the executor is reached; None: by a socket in `state`
+    profiles: ProfileSource | None = None  # None: shared by all jobs of an entry, in `state`
+    clock: MakeClock = calendar_clock
+    sync: bool = True  # commits survive a power loss
+    notifies: bool = True  # send the notifications that jobs ask for
+    checkpoint_days: float = 0.0  # keep checkpoints of ended jobs so long; 0: for ever
     supplies: HostResources = UNKNOWN  # of this machine
-    tell: Callable[[str], None] = lambda words: None  # what whoever runs it should know, as it happens
+    tell: Callable[[str], None] = lambda words: None  # prints a notice for the operator
 
 
 class DaemonInstance:
-    """One daemon and all that belongs to it; the folder is held from `open` to `close`.
+    """A scheduler with its store, executor and observers, in a folder that it holds from `open` to `close`.
 
-    `start` claims the executor that an earlier daemon left at work, or starts one; `run` goes on until `stop`. What
-    people ask goes through a `SchedulerService` on `premises`.
+    `start` claims the executor of an earlier daemon, or starts one; `run` schedules until `stop` or the loop's end.
+    `observers` see every stored record, and then the new ones.
     """
 
-    def __init__(self, setup: DaemonOptions, folder: RunFolder, store: Store) -> None:
-        self.setup = setup
+    def __init__(
+        self, options: DaemonOptions, folder: RunFolder, store: Store, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.options = options
         self.store = store
-        self.told: list[str] = [*store.findings.tell()]  # what was found at the start, for people
+        self.notices: list[str] = [*store.findings.messages()]  # what the start found, for the operator
         self._first: list[Fact] = []
-        policy = self._policy()
-        balance = store.balance
-        cluster = store.header.cluster if balance is None else balance.balance.cluster
-        live = OnlineEstimator(cluster, initial_speeds(setup.devices))
-        self.scheduler = Scheduler(
-            cluster, policy, estimator=live, find_policy=parse_policy, fallback=setup.default_policy
-        )
-        live.has_company = colocation_check(self.scheduler)
-        folded = recover_scheduler(store, self.scheduler)
-        live.cluster = self.scheduler.cluster
+        self.scheduler, estimator, folded = self._recovered_scheduler()
         self.calendar = TimeBase(store.begun_at)
-        chronicle = EventLog(EventFeed(store.mark.epoch + 1), self.calendar.unix)
-        lessons = ProfileLearner(self.scheduler.cluster, setup.version)
-        self.followers = StateObservers(
-            JobAccounting(), live, AllocationHistory(self.scheduler.cluster), chronicle, lessons
+        cluster = self.scheduler.cluster
+        learner = ProfileLearner(cluster, options.version)
+        self.observers = StateObservers(
+            JobAccounting(cluster),
+            estimator,
+            AllocationHistory(cluster),
+            EventLog(EventFeed(store.mark.epoch + 1), self.calendar.unix),
+            learner,
         )
-        self.recovered = recover_followers(store, self.scheduler, self.followers, folded)
-        chronicle.feed.end_replay()
+        self.recovered = recover_observers(store, self.scheduler, self.observers, folded, observers)
+        self.observers.events.feed.end_replay()
         self._folder = folder
-        self._scribe = JobFileWriter(folder)
-        self._knowledge = ProfileStore(setup.state, lessons, live)
-        self._knowledge.go_on_with(self.scheduler.jobs, self.recovered.programs)
-        for observer in (store, self.followers, self._scribe, lessons, self):
+        self._job_files = JobFileWriter(folder)
+        self._profiles = ProfileStore(options.profiles or SharedProfiles(options.state), learner, estimator)
+        self._follow_recovered_jobs(learner)
+        own: list[Observer] = [store, self.observers, self._job_files, learner, self, RecordLog()]
+        for observer in (*own, *observers):
             self.scheduler.add_observer(observer)
-        self._door = ExecutorSocket(setup.state / "executor")
-        self._back = rejoined_node(self.scheduler.cluster, setup.devices, setup.supplies)
-        self.names = {device.id: device.name for device in self._back.devices}
-        self.clock = WallClock(max(self.scheduler.at, time.time() - store.begun_at))
-        self._deaths: list[float] = []
-        self._over: list[JobId] = []  # their records not yet durable
-        self._notices = Notifier(setup.state, self._tell)
-        days, ledger = setup.checkpoint_days, self.followers.ledger
-        self._retention = CheckpointRetention(setup.state, days, self.scheduler, ledger, self.calendar, self._tell)
-        self.daemon: DaemonLoop
+        self._access = options.access or PersistentExecutor(options.state / "executor", options.options)
+        self._node = rejoined_node(cluster, options.devices, options.supplies)
+        self.names = {device.id: device.name for device in self._node.devices}
+        self._restarts: list[float] = []
+        self._over: list[JobId] = []  # their records are not durable yet
+        self._notifier = Notifier(options.state, self._tell)
+        self._retention = CheckpointRetention(
+            options.state,
+            options.checkpoint_days,
+            self.scheduler,
+            self.observers.accounting,
+            self.calendar,
+            self._tell,
+        )
+        self.clock: WaitableClock
+        self.loop: DaemonLoop
 
     @classmethod
-    def open(cls, setup: DaemonOptions) -> DaemonInstance:
-        """Hold the folder and bring everything to where its journal ends.
+    def open(cls, options: DaemonOptions) -> DaemonInstance:
+        """Hold the folder, private to its owner, and recover the state that its journal holds.
 
-        InputError where another daemon holds it, or where there is no such policy: a new journal would begin with it.
+        InputError where another daemon holds it, or for an unknown policy.
         """
-        if setup.policy:
-            parse_policy(setup.policy)
-        folder = RunFolder(setup.state)
-        folder.make_private()
-        folder.hold(by="daemon")
-        try:
-            store = Store.open(setup.state, cls.header(setup))
-            try:
-                return cls(setup, folder, store)
-            except BaseException:
-                store.close()
-                raise
-        except BaseException:
-            folder.let_go()
-            raise
+        if options.policy:
+            options.find_policy(options.policy)
+        with ExitStack() as undo:
+            folder = RunFolder(options.state)
+            folder.make_private()
+            folder.hold(by="daemon")
+            undo.callback(folder.let_go)
+            store = Store.open(options.state, cls.header(options), sync=options.sync)
+            undo.callback(store.close)
+            daemon = cls(options, folder, store)
+            undo.pop_all()
+            return daemon
 
     @staticmethod
-    def header(setup: DaemonOptions) -> Header:
-        """What a new journal is about."""
-        return Header(setup.version, setup.policy or setup.default_policy, as_cluster(setup.devices, setup.supplies))
+    def header(options: DaemonOptions) -> Header:
+        cluster = as_cluster(options.devices, options.supplies)
+        return Header(options.version, options.policy or options.default_policy, cluster)
 
     @property
-    def premises(self) -> ReadModel:
-        """What a clerk looks things up in."""
-        ledger, live, spans, chronicle, _ = self.followers
+    def devices(self) -> tuple[LocalDevice, ...]:
+        """The devices, numbered as the cluster numbers them."""
+        return self._node.devices
+
+    @property
+    def read_model(self) -> ReadModel:
+        accounting, estimator, allocations, events, _ = self.observers
         return ReadModel(
-            daemon=self.daemon,
+            loop=self.loop,
             scheduler=self.scheduler,
-            ledger=ledger,
-            estimates=live,
-            spans=spans,
-            chronicle=chronicle,
+            accounting=accounting,
+            estimates=estimator,
+            allocations=allocations,
+            events=events,
             programs=self.recovered.programs,
-            total=live.total,
-            state=self.setup.state,
+            total_steps=estimator.total,
+            state=self.options.state,
             names=self.names,
             calendar=self.calendar,
             now=self.clock.now,
-            version=self.setup.version,
+            version=self.options.version,
             policy=lambda: self.policy_text,
         )
 
     @property
     def policy_text(self) -> str:
-        """The policy that decides, or will with the first fact, as it was written."""
+        """The policy as it was written; one that takes over with the first fact counts already."""
         wanted = [fact.policy for fact in self._first if isinstance(fact, PolicyChanged)]
         return next(iter(wanted), self.scheduler.policy_text or self.store.header.policy)
 
+    # ------------------------------------------------------------------------------------------------------- recovery
+    def _recovered_scheduler(self) -> tuple[Scheduler, OnlineEstimator, int]:
+        options, snapshot = self.options, self.store.snapshot
+        cluster = self.store.header.cluster if snapshot is None else snapshot.state.cluster
+        estimator = OnlineEstimator(cluster, initial_speeds(options.devices))
+        fallback = options.default_policy if options.fallback_policy is None else options.fallback_policy
+        scheduler = Scheduler(
+            cluster, self._policy(), estimator=estimator, find_policy=options.find_policy, fallback=fallback
+        )
+        estimator.has_company = colocation_check(scheduler)
+        folded = recover_scheduler(self.store, scheduler)
+        estimator.cluster = scheduler.cluster
+        log_event(_log, "store_opened", folder=str(self.store.folder), records=folded, jobs=len(scheduler.jobs))
+        for finding in self.notices:
+            log_event(_log, "store_finding", level=logging.WARNING, finding=finding)
+        return scheduler, estimator, folded
+
     def _policy(self) -> Policy:
-        """The policy that decided last; where another one is wanted, or that one is gone, a fact says so."""
-        text, wanted = newest_policy(self.store), self.setup.policy
+        """The last policy in the journal; a fact replaces it where another one is wanted or it cannot be loaded."""
+        text, wanted = newest_policy(self.store), self.options.policy
         try:
-            policy = parse_policy(text)
+            policy = self.options.find_policy(text)
         except InputError as error:
-            wanted = wanted or self.setup.default_policy
-            self.told.append(f"The policy {text!r} cannot be had any more ({error}); {wanted!r} decides from here on.")
-            policy = parse_policy(wanted)
+            wanted = wanted or self.options.default_policy
+            self.notices.append(f"The policy {text!r} cannot be loaded ({error}); {wanted!r} takes over.")
+            policy = self.options.find_policy(wanted)
         if wanted and wanted != text:
             self._first.append(PolicyChanged(wanted))
         return policy
 
+    def _follow_recovered_jobs(self, learner: ProfileLearner) -> None:
+        jobs, programs = self.scheduler.jobs, self.recovered.programs
+        self._profiles.introduce(ListedJob(job.spec, programs[job.id]) for job in jobs.values() if job.id in programs)
+        learner.follow(jobs)
+
     # ------------------------------------------------------------------------------------------------------- starting
     async def start(self) -> None:
-        """Have an executor: the one that was left at work, or a new one; nothing goes on before `run`."""
-        link = await self._found()
-        if link is not None and self._fits(link):
-            is_known = link.life == self.store.mark.life
-            self.daemon = self._daemon(link, self._tell_again(link) if is_known else ())
-            self._first += [*self._lost_programs(), *([] if is_known else self._return())]
+        """Claim the executor of an earlier daemon, or start one; no job runs before `run`."""
+        found = await self._access.find(self._claims(), self.notices.append)
+        if found is not None and self._fits(found):
+            is_known = found.life == self.store.mark.of(LOCAL).life
+            log_event(_log, "executor_claimed", life=found.life, jobs=len(found.inventory.jobs), is_known=is_known)
+            self._make_loop(found, self._resend(found) if is_known else ())
+            self._first += [*self._lost_programs(), *([] if is_known else self._rejoin())]
             return
-        if link is not None:
-            self.told.append("The executor that was left at work does not fit any more; its jobs go on from the disk.")
-            self.daemon = self._daemon(link)
-            await self.daemon.let_end()
-            fresh = await self._started()
-            self.daemon.go_on_with(fresh)
+        if found is not None:
+            self.notices.append("The executor of the previous daemon does not fit; its jobs resume from checkpoints.")
+            self._make_loop(found)
+            await self.loop.end_executors()
+            self._executors.replace(LOCAL, await self._start_executor())
         else:
-            self.daemon = self._daemon(await self._started())
-        self._first += [*self._lost_programs(), *self._return()]
+            self._make_loop(await self._start_executor())
+        self._first += [*self._lost_programs(), *self._rejoin()]
 
-    def _fits(self, link: ExecutorClient) -> bool:
-        """Whether an executor has the devices that are asked for, and has heard nothing that the books do not know.
+    def _fits(self, found: ExecutorClient) -> bool:
+        """Whether an executor has the wanted devices and no order that the journal does not hold.
 
-        One of which the books know nothing was started by a daemon that died before it could say what became of the
-        executor before: it has no jobs yet.
+        One that the journal does not know was started by a daemon that died at once: it has no jobs yet.
         """
-        found, is_whole = link.inventory, not self.store.findings.lost
-        is_known = link.life == self.store.mark.life or not found.jobs
-        is_behind = is_known and not is_ahead(self.scheduler.jobs, found.jobs)
-        return is_whole and is_behind and found.devices == self._back.devices
+        inventory = found.inventory
+        is_known = found.life == self.store.mark.of(LOCAL).life or not inventory.jobs
+        is_behind = is_known and not is_ahead(self.scheduler.jobs, inventory.jobs)
+        return not self.store.findings.lost and is_behind and inventory.devices == self._node.devices
 
-    async def run(self) -> None:
-        """Go on until `stop`; afterwards all is durable, and the next start begins here."""
+    async def run(self, jobs: Sequence[ListedJob] = (), facts: Sequence[Fact] = ()) -> None:
+        """Fold facts, submit jobs, and schedule until `stop` or the loop's end; then all is durable."""
         if self.recovered.folded > _MANY_RECORDS:
-            self.daemon.keep_balance()
-        for job, account in self.followers.ledger.accounts.items():
+            self.loop.store_snapshot()
+        for job, account in self.observers.accounting.accounts.items():
             if account.phase.is_over:
                 self._announce(job)
-        self.daemon.proceed()
+        self.loop.proceed()
         first, self._first = self._first, []
-        clearing = asyncio.create_task(self._retention.look_always())
+        clearing = asyncio.create_task(self._retention.run())
         try:
-            await self.daemon.run(first)
+            await self.loop.run([*first, *facts], jobs)
         finally:
             clearing.cancel()
-            await self._notices.close()
-        for job in self.scheduler.jobs:
-            self._knowledge.keep(job, self.recovered.programs.get(job))
-        self.daemon.keep_balance()
-        if not self._door.is_answered:
-            self._door.remove()
+            await self._notifier.close()
+            for job in self.scheduler.jobs:
+                self._profiles.save(job, self.recovered.programs.get(job))
+        self.loop.store_snapshot()
+        self._access.close()
 
     def stop(self, *, leave_running: bool = False) -> None:
-        """Halt all jobs with checkpoints and end; or leave them at work for the next daemon."""
-        self.daemon.stop(leave_running=leave_running)
+        """Stop all jobs with checkpoints and end; or leave them running for the next daemon."""
+        self.loop.stop(leave_running=leave_running)
 
     def close(self) -> None:
-        """Let go of the folder."""
-        self.followers.chronicle.feed.close()
+        self.observers.events.feed.close()
         self.store.close()
         self._folder.let_go()
 
+    # ----------------------------------------------------------------------------------------------- following the loop
     def record(self, record: Record) -> None:
-        """See devices come, and jobs go."""
         for fact in record.facts:
             if isinstance(fact, NodeJoined):
-                self.followers.live.cluster = self.followers.spans.cluster = self.scheduler.cluster
+                self.observers.estimator.cluster = self.observers.allocations.cluster = self.scheduler.cluster
             elif isinstance(fact, JobFinished | JobFailed | JobCancelled):
                 self._over.append(fact.job)
             elif isinstance(fact, PolicyChanged) and fact.fault:
-                self.setup.tell(f"{fact.fault}; {fact.policy} decides from here on")
+                self.options.tell(f"{fact.fault}; {fact.policy} takes over")
 
-    def _daemon(self, link: ExecutorClient, introduced: Collection[JobId] = ()) -> DaemonLoop:
-        known = self.recovered
-        jobs = self.scheduler.jobs
-        return DaemonLoop(
+    def _make_loop(self, port: ExecutorPort, known: Collection[JobId] = ()) -> None:
+        self.clock = self.options.clock(self.scheduler.at, self.store.begun_at)
+        self._executors = ExecutorGroup({LOCAL: port})
+        self._executors.replace(LOCAL, port, known)
+        hooks = LoopHooks(
+            before_submit=self._profiles.introduce,
+            on_submit=self._on_submit,
+            on_report=self._on_report,
+            sized=self.observers.learner.sized,
+            before_commit=self._before_commit,
+            renew=self._renew,
+        )
+        programs, notes, jobs = self.recovered.programs, self.recovered.notes, self.scheduler.jobs
+        self.loop = DaemonLoop(
             self.scheduler,
             self.store,
-            link,
+            self._executors,
             self.clock,
-            LoopHooks(
-                expect=self._knowledge.introduce,
-                accept=self._accept,
-                take=self._take,
-                sized=self.followers.lessons.sized,
-                cut=self._cut,
-                renew=self._renew,
-            ),
-            programs={job: known.programs[job] for job in jobs if job in known.programs},
-            notes={job: known.notes[job] for job in jobs if job in known.notes},
-            introduced=introduced,
-            retain=self.setup.retain,
-            commit=self.setup.commit,
+            hooks,
+            self.options.loop,
+            programs={job: programs[job] for job in jobs if job in programs},
+            notes={job: notes[job] for job in jobs if job in notes},
         )
 
     def _tell(self, job: JobId, words: str) -> None:
-        self.daemon.tell(job, words)
+        self.loop.tell(job, words)
 
-    def _accept(self, jobs: Sequence[ListedJob]) -> None:
+    def _on_submit(self, jobs: Sequence[ListedJob]) -> None:
         self.recovered.programs.update({spec.id: program for spec, program in jobs})
 
-    def _take(self, at: float, report: Report) -> None:
-        self.followers.take(at, report)
-        self.followers.chronicle.on_report(at, report)
-        self._scribe.take(at, report)
+    def _on_report(self, at: float, report: Report) -> None:
+        self.observers.take(at, report)
+        self.observers.events.on_report(at, report)
+        self._job_files.take(at, report)
 
-    def _cut(self) -> Callable[[], None]:
-        write = self._scribe.cut()
+    def _before_commit(self) -> Callable[[], None]:
+        write = self._job_files.cut()
         over, self._over = self._over, []
 
         def finish() -> None:
             write()
             for job in over:
-                self._knowledge.close(job, self.recovered.programs.get(job))
+                self._profiles.close(job, self.recovered.programs.get(job))
                 self._announce(job)
 
         return finish
 
     def _announce(self, job: JobId) -> None:
-        """Tell whoever wanted to know that a job is over."""
-        program, account = self.recovered.programs.get(job), self.followers.ledger.accounts[job]
-        if program is not None and program.notify:
+        program, account = self.recovered.programs.get(job), self.observers.accounting.accounts[job]
+        if self.options.notifies and program is not None and program.notify:
             digest = None if account.outcome is None else account.outcome.digest
             ending = JobEnd(job, account.spec.user, account.phase, account.error, digest)
-            self._notices.announce(ending, program.notify, program.folder)
+            self._notifier.announce(ending, program.notify, program.folder)
 
     # ------------------------------------------------------------------------------------------------------ executors
-    async def _found(self) -> ExecutorClient | None:
-        """The executor that an earlier daemon left, claimed; one that does not answer is ended."""
-        while (end := self._door.connect()) is not None:
-            try:
-                return await ExecutorClient.claim(end, await self._claim())
-            except (
-                ClaimRefused
-            ) as refused:  # the newest epoch was lost with its record; we hold the folder, so it is ours
-                self.store.mark = self.store.mark._replace(epoch=refused.epoch)
-            except CarpoolError as error:
-                self.told.append(f"The executor that was left at work did not answer ({error}); it was ended.")
-                await self._door.kill_executor()
-        return None
+    def _claims(self) -> ClaimSource:
+        return ClaimSource(self.store, self._node.devices, self.options.options, self._commit)
 
-    async def _started(self) -> ExecutorClient:
-        end, process = self._door.start_executor(self.setup.options.environment)
-        try:
-            return await ExecutorClient.claim(end, await self._claim(), process)
-        except CarpoolError as error:
-            raise CarpoolError(f"{error} {self._door.log_tail}") from error
+    async def _commit(self) -> None:
+        self.store.flush_reports(self.scheduler.at)
+        await self.options.loop.commit(self.store.commit)  # waits for a commit under way, without blocking the loop
 
-    async def _claim(self) -> Claim:
-        """A claim of a new epoch, which is on the disk before anybody hears of it."""
-        mark = self.store.mark
-        self.store.mark = mark._replace(epoch=mark.epoch + 1)
-        self.store.round_off(self.scheduler.at)
-        await self.setup.commit(self.store.commit)  # a commit may be under way: this one waits, and holds nobody up
-        options = replace(self.setup.options, on_orphan="wait")
-        return Claim(self._back.devices, self.setup.state, options, mark.epoch + 1, mark.life, mark.heard, _SILENCE_S)
+    async def _start_executor(self) -> ExecutorPort:
+        port = await self._access.start(self._claims())
+        log_event(_log, "executor_started", life=port.life, devices=[device.name for device in self.devices])
+        return port
 
-    async def _renew(self, reason: str) -> tuple[ExecutorClient, Sequence[Fact]]:
-        """Another executor for one that is gone; not again and again."""
+    async def _renew(self, name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
+        """Start another executor for one that ended, unless that happens too often."""
         now = time.monotonic()
-        self._deaths = [*(each for each in self._deaths if now - each < _DEATHS_S), now]
-        if len(self._deaths) > _MOST_DEATHS:
-            raise ExecutorGone(f"{len(self._deaths)} executors ended within {_DEATHS_S:.0f} s; the last one: {reason}")
-        self._back = rejoined_node(self.scheduler.cluster, self.setup.devices, self.setup.supplies)
-        return await self._started(), self._return()
+        self._restarts = [*(each for each in self._restarts if now - each < _RESTARTS_WITHIN_S), now]
+        allowed = self._access.max_restarts
+        if len(self._restarts) > allowed:
+            times = f" for the {len(self._restarts)}th time within {_RESTARTS_WITHIN_S:.0f} s" if allowed else ""
+            raise ExecutorGone(f"the executor ended{times}: {reason}")
+        self._node = rejoined_node(self.scheduler.cluster, self.options.devices, self.options.supplies)
+        return await self._start_executor(), self._rejoin()
 
-    def _tell_again(self, link: ExecutorClient) -> set[JobId]:
-        """Say what the executor may not have heard; the jobs it knows then."""
+    def _resend(self, found: ExecutorClient) -> set[JobId]:
+        """Send what the executor may have missed; the jobs it knows then."""
         programs = self.recovered.programs
-        again = reconcile(self.scheduler.jobs, link.inventory.jobs)
-        introduced = [job for job in again.introduce if job in programs]
+        missed = reconcile(self.scheduler.jobs, found.inventory.jobs)
+        introduced = [job for job in missed.introduce if job in programs]
         for job in introduced:
-            link.introduce(job, programs[job], resume=True)
-        for job in again.forget:
-            link.forget(job)
-        link.carry([order for order in again.orders if order.job in programs])
-        return {*link.inventory.jobs, *introduced} - set(again.forget)
+            found.introduce(job, programs[job], resume=True)
+        for job in missed.forget:
+            found.forget(job)
+        found.carry([order for order in missed.orders if order.job in programs])
+        return {*found.inventory.jobs, *introduced} - set(missed.forget)
 
     # ---------------------------------------------------------------------------------------------------------- facts
-    def _return(self) -> list[Fact]:
-        """The machine went away, with all that ran on it, and came back; a new journal knows it already."""
-        scheduler, back = self.scheduler, self._back
-        if not self.followers.ledger.accounts and back.name in {node.name for node in scheduler.cluster.nodes}:
+    def _rejoin(self) -> list[Fact]:
+        """This machine was lost, with all that ran on it, and rejoins; a new journal has it already."""
+        is_new = not self.observers.accounting.accounts
+        if is_new and self._node.name in {node.name for node in self.scheduler.cluster.nodes}:
             return []
-        return _facts_of(scheduler, back)
+        log_event(_log, "node_rejoined", node=self._node.name, devices=len(self.devices))
+        return self._node.facts(self.scheduler)
 
     def _lost_programs(self) -> list[Fact]:
-        """Jobs of which nobody knows any more what they run."""
+        """Failures of jobs whose programs were lost with a record."""
         return [
-            JobFailed(job.id, job.generation, "what it runs was lost with a record of the journal")
+            JobFailed(job.id, job.generation, "its program was lost with a damaged record of the journal")
             for job in self.scheduler.jobs.values()
             if job.id not in self.recovered.programs
         ]
-
-
-def _facts_of(scheduler: Scheduler, back: RejoinedNode) -> list[Fact]:
-    lost = scheduler.snapshot().occupancy.lost
-    gone: list[Fact] = [NodeLost(node.id) for node in scheduler.cluster.nodes if node.id not in lost]
-    return [*gone, back.fact()]

@@ -7,48 +7,47 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_LONG_S = 0.01  # a full collection that takes longer
-_AGAIN_S = 3600.0  # after which everything is walked once more
-_EVERYTHING = 2  # the generation of a full collection
+_SLOW_S = 0.01  # a full collection that takes longer freezes all objects
+_RESCAN_S = 3600.0  # after which all objects are scanned once more
+_FULL = 2  # the generation of a full collection
 
 
 class GcFreezer:
-    """While it is entered, a full collection walks what is new since the last one, not all there is.
+    """While entered, a full collection scans only objects created since the last slow one.
 
-    Everything that is alive is walked in a full collection: a tenth of a second in a daemon with 10,000 jobs, in which
-    nobody is answered. Right after one there is no garbage, so if it took long what is there is put aside
-    (`gc.freeze`). It is still freed when nobody refers to it any more; only cycles among it have to wait until all is
-    walked again, which happens once an hour.
+    A full collection of a daemon with 10,000 jobs blocks it for a tenth of a second. Right after a slow one there is no
+    garbage, so all objects are frozen (`gc.freeze`). Frozen objects are still freed by reference counting; cycles among
+    them wait for the hourly scan.
     """
 
     def __init__(
-        self, long_s: float = _LONG_S, again_s: float = _AGAIN_S, clock: Callable[[], float] = time.monotonic
+        self, slow_s: float = _SLOW_S, rescan_s: float = _RESCAN_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._long_s = long_s
-        self._again_s = again_s
+        self._slow_s = slow_s
+        self._rescan_s = rescan_s
         self._clock = clock
-        self._walked_at = 0.0  # everything
+        self._scanned_at = 0.0  # all objects
         self._began = 0.0
 
     def __enter__(self) -> None:
         gc.collect()
         gc.freeze()
-        self._walked_at = self._clock()
-        gc.callbacks.append(self._noticed)
+        self._scanned_at = self._clock()
+        gc.callbacks.append(self._on_collection)
 
     def __exit__(self, *error: object) -> None:
-        gc.callbacks.remove(self._noticed)
+        gc.callbacks.remove(self._on_collection)
         gc.unfreeze()
 
-    def _noticed(self, phase: str, told: Mapping[str, Any]) -> None:
-        if told["generation"] < _EVERYTHING:
+    def _on_collection(self, phase: str, info: Mapping[str, Any]) -> None:
+        if info["generation"] < _FULL:
             return
         now = self._clock()
         if phase == "stop":
-            if now - self._began > self._long_s:
+            if now - self._began > self._slow_s:
                 gc.freeze()
             return
         self._began = now
-        if now - self._walked_at > self._again_s:
-            self._walked_at = now
+        if now - self._scanned_at > self._rescan_s:
+            self._scanned_at = now
             gc.unfreeze()

@@ -1,253 +1,320 @@
-"""Daemon loop: folds commands and reports, commits them, and only then sends orders and answers."""
+"""Scheduling loop: folds commands and reports, commits them, and only then sends orders and answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.backends.local import DurableExecutorPort, ExecutorGone, WaitableClock
+from carpool.backends.executor_group import ExecutorGroup, Introduction
+from carpool.backends.ports import ExecutorGone, ExecutorPort, WaitableClock
 from carpool.core.errors import CarpoolError
-from carpool.core.messages import Fact, JobCancelled, JobFailed, JobFinished, JobSubmitted, Order, Record, Woke
+from carpool.core.messages import (
+    Assign,
+    Fact,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobSubmitted,
+    Order,
+    Record,
+    Woke,
+)
 from carpool.core.model import JobId
 from carpool.core.scheduler import Scheduler
 from carpool.core.state.state_snapshot import StateSnapshot
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
+from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import report_to_json
 from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report, Sized, Told
 from carpool.service.daemon.policy_guard import PlanningBudget
-from carpool.service.store.store import CommitMark, Store, snapshot_text
+from carpool.service.store.store import CommitMark, ExecutorMark, Store, snapshot_text
 
-RenewExecutor = Callable[[str], Awaitable[tuple[DurableExecutorPort, Sequence[Fact]]]]
+_RECORDS_RETAINED = 100_000  # for job histories; replaying them at a start takes some seconds
+_RECORDS_PER_SNAPSHOT = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
+
+_log = logging.getLogger(__name__)
+
+RenewExecutor = Callable[[str, str], Awaitable[tuple[ExecutorPort, Sequence[Fact]]]]  # of name and reason
+Commit = Callable[[Callable[[], None]], Awaitable[None]]
+
+
+async def commit_inline(commit: Callable[[], None]) -> None:
+    """Run a commit in the event loop: quicker than in a thread where no client waits for an answer."""
+    commit()
+
+
+class LoopEnd:
+    """Decides when the loop ends by itself: by default never."""
+
+    def is_over(self, scheduler: Scheduler) -> bool:
+        """Whether nothing is left to do."""
+        return False
+
+    def starved(self, scheduler: Scheduler) -> Sequence[Fact]:
+        """Failures of jobs that will never be scheduled."""
+        return ()
+
+
+class EndWhenDone(LoopEnd):
+    """Ends when every job is over; jobs that wait while nothing runs and nothing else can happen fail."""
+
+    def is_over(self, scheduler: Scheduler) -> bool:
+        return not scheduler.jobs
+
+    def starved(self, scheduler: Scheduler) -> Sequence[Fact]:
+        if scheduler.num_running or scheduler.wake_at is not None or scheduler.outsiders:
+            return ()
+        error = f"policy {scheduler.policy!r} assigns it no devices, and no event is left that could change that"
+        return [JobFailed(job.id, job.generation, error) for job in scheduler.jobs.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopHooks:
-    """Functions that a daemon calls; where one is left out, nobody wants to know."""
+    """Functions that the loop calls."""
 
-    expect: Callable[[Sequence[ListedJob]], None] = lambda jobs: None  # before anything is decided about these jobs
-    accept: Callable[[Sequence[ListedJob]], None] = lambda jobs: None  # they are submitted
-    take: Callable[[float, Report], None] = lambda at, report: None  # after the scheduler has had the facts in it
-    sized: Callable[[JobId], Sized | None] = lambda job: None  # what a training has told of itself
-    cut: Callable[[], Callable[[], None]] = lambda: lambda: None  # before a commit: what is to be done behind it
-    renew: RenewExecutor | None = None  # another executor for one that is gone, and why; without it the daemon ends
+    before_submit: Callable[[Sequence[ListedJob]], None] = lambda jobs: None  # before the jobs are planned
+    on_submit: Callable[[Sequence[ListedJob]], None] = lambda jobs: None
+    on_report: Callable[[float, Report], None] = lambda at, report: None  # after the scheduler has folded its facts
+    sized: Callable[[JobId], Sized | None] = lambda job: None  # what a training reported of its length
+    before_commit: Callable[[], Callable[[], None]] = lambda: lambda: None  # returns what to do after the commit
+    renew: RenewExecutor | None = None  # replaces an executor that is gone; without it the loop raises ExecutorGone
 
 
-Commit = Callable[[Callable[[], None]], Awaitable[None]]
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How a loop commits, plans and ends."""
 
-_RECORDS_RETAINED = 100_000  # for stories and figures; showing them to all who follow takes some seconds
-_RECORDS_PER_BALANCE = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
+    commit: Commit = asyncio.to_thread
+    retain: int = _RECORDS_RETAINED
+    planning_share: float = 0.2  # of the time, at most
+    introduce_early: bool = False  # tell executors of jobs when they are submitted, not with their first order
+    end: LoopEnd = field(default_factory=LoopEnd)
 
 
 class CommitFailed(CarpoolError):
-    """What was asked could not be made durable: it counts as never asked."""
+    """The journal could not be written: what was asked counts as never asked."""
 
 
 class DaemonLoop:
-    """Runs a scheduler for as long as somebody wants it, against one executor and one store.
+    """Runs a scheduler against executors and a store.
 
-    Facts are folded as they come. The records they leave are made durable in groups, aside, and only then are the
-    orders that follow passed on and those who asked told: after a crash nobody has been promised what the journal
-    does not know. Reports are acknowledged then too, and not before: with each record goes the number of the last
-    one that it knows of, so that none is lost and none counts twice.
-
-    `introduced` are the jobs that the executor knows already. An executor that is gone is replaced by one that the host
-    renews, and facts say what that meant for the devices.
+    Facts are folded as they come. Their records are committed in groups, and only then are orders sent, callers
+    answered and reports acknowledged: after a crash nothing was promised that the journal does not hold. Each record
+    carries the number of the last report behind it, so that no report is lost and none counts twice.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         store: Store,
-        link: DurableExecutorPort,
+        executors: ExecutorGroup,
         clock: WaitableClock,
-        host: LoopHooks | None = None,
+        hooks: LoopHooks | None = None,
+        options: LoopOptions | None = None,
         *,
         programs: Mapping[JobId, Program] | None = None,
         notes: Mapping[JobId, Mapping[str, Any]] | None = None,
-        introduced: Collection[JobId] = (),
-        commit: Commit = asyncio.to_thread,
-        retain: int = _RECORDS_RETAINED,
     ) -> None:
         self._scheduler = scheduler
         self._store = store
-        self._link = link
+        self._executors = executors
         self._clock = clock
-        self._host = host or LoopHooks()
+        self._hooks = hooks or LoopHooks()
+        self._options = options or LoopOptions()
         self._programs = dict(programs or {})  # of jobs that are not over
         self._notes = dict(notes or {})  # likewise
-        self._run_commit = commit
-        self._retain = retain
-        self._leaves = False  # the executor to whoever comes next
-        self._stopping = asyncio.Event()
-        self._dirty = asyncio.Event()
-        self._introduced = set(introduced)  # jobs that the executor knows
+        self._leaves_running = False
+        self._stopping, self._aborting = asyncio.Event(), asyncio.Event()
+        self._receiving: dict[str, asyncio.Task[Report]] = {}  # by executor
         self._fresh: set[JobId] = set()  # jobs that no executor has ever known
-        self._orders: list[Order] = []  # their records not yet durable
+        self._held: dict[str, list[Report]] = {}  # by executor: outcomes whose facts are to come, and what followed
+        self._dirty = asyncio.Event()
+        self._orders: list[Order] = []  # their records are not durable yet
+        self._submitted: list[JobId] = []  # likewise
         self._ended: list[JobId] = []  # likewise
-        self._held: list[Report] = []  # endings without the facts that belong to them, and what came behind
-        self._kept: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
-        self._committing: asyncio.Future[None] | None = None  # the same of what is just being written
-        self._breath = PlanningBudget()
-        self._since_balance = 0
-        self._balancing: asyncio.Task[None] | None = None
+        self._durable: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
+        self._committing: asyncio.Future[None] | None = None  # the same of the commit under way
+        self._budget = PlanningBudget(self._options.planning_share)
+        self._since_snapshot = 0
+        self._snapshotting: asyncio.Task[None] | None = None
         self._is_closing = False
         scheduler.add_observer(self)
 
     def record(self, record: Record) -> None:
-        """See which jobs have come to their end."""
-        self._since_balance += 1
+        self._since_snapshot += 1
         for fact in record.facts:
             if isinstance(fact, JobFinished | JobFailed | JobCancelled):
                 self._ended.append(fact.job)
                 self._programs.pop(fact.job, None)
                 self._notes.pop(fact.job, None)
 
-    # ------------------------------------------------------------------------------------------------------- wishes
+    # ------------------------------------------------------------------------------------------------------- commands
     async def submit(self, jobs: Sequence[ListedJob], note: Mapping[str, Any] | None = None) -> None:
-        """Accept jobs, all or none; returns when they can no longer be lost. InputError for a name that is taken.
+        """Accept jobs, all or none; returns when they are durable. InputError for a name that is taken.
 
-        `note` is what whoever asked wants kept with each of them, as JSON values.
+        `note` is stored with each of them, as JSON values.
         """
-        self._host.expect(jobs)
+        await asyncio.shield(self._submit((), jobs, note))
+
+    def _submit(
+        self, facts: Sequence[Fact], jobs: Sequence[ListedJob], note: Mapping[str, Any] | None = None
+    ) -> asyncio.Future[None]:
+        self._hooks.before_submit(jobs)
         for spec, program in jobs:
             self._store.detail(spec.id, _details(program, note))
-        kept = self._handle([JobSubmitted(spec) for spec, _ in jobs])
+        durable = self._handle([*facts, *(JobSubmitted(spec) for spec, _ in jobs)])
         for spec, program in jobs:
             self._programs[spec.id] = program
             self._fresh.add(spec.id)
+            self._submitted.append(spec.id)
             if note:
                 self._notes[spec.id] = note
-        self._host.accept(jobs)
-        await asyncio.shield(kept)  # others wait for it too: whoever goes away takes nothing from them
+        self._hooks.on_submit(jobs)
+        return durable
 
-    async def settle(self) -> None:
-        """Return when all that was taken in until now can no longer be lost."""
-        await asyncio.gather(*[asyncio.shield(kept) for kept in (self._committing, self._kept) if kept is not None])
-
-    async def wish(self, *facts: Fact) -> None:
-        """Take in what a user wants of jobs: cancelled, paused, resumed; returns when it can no longer be lost."""
+    async def apply(self, *facts: Fact) -> None:
+        """Fold a user's facts: jobs cancelled, paused, resumed, changed; returns when they are durable."""
         await asyncio.shield(self._handle(facts))
 
+    async def flush(self) -> None:
+        """Return when all that was folded until now is durable."""
+        pending = (self._committing, self._durable)
+        await asyncio.gather(*[asyncio.shield(each) for each in pending if each is not None])
+
     def tell(self, job: JobId, words: str) -> None:
-        """Add something to a job's story."""
-        self._note(self._now(), Told(job, words))
+        self._keep_report(self._now(), Told(job, words))
 
     def proceed(self) -> None:
-        """Let jobs go on that stood still because no daemon was there."""
-        self._link.proceed()
+        """Resume jobs that stopped because no daemon was connected."""
+        for _, port in self._executors:
+            port.proceed()
 
     def stop(self, *, leave_running: bool = False) -> None:
-        """Halt all jobs at a step boundary, with checkpoints, and end; or leave them to the next daemon as they are."""
-        self._leaves = leave_running
+        """Stop all jobs at a step boundary with checkpoints and end; or leave them to the next daemon."""
+        self._leaves_running = leave_running
         self._stopping.set()
 
-    # --------------------------------------------------------------------------------------------------------- loop
-    async def run(self, facts: Sequence[Fact] = ()) -> None:
-        """Begin with these facts and go on until `stop`."""
+    def abort(self) -> None:
+        self._aborting.set()
+        self._stopping.set()
+
+    # ----------------------------------------------------------------------------------------------------------- loop
+    async def run(self, facts: Sequence[Fact] = (), jobs: Sequence[ListedJob] = ()) -> None:
+        """Fold these facts, submit these jobs, and go on until `stop` or the end that the options name."""
         committing = asyncio.create_task(self._commit_always())
         stopping = asyncio.create_task(self._stopping.wait())
-        receiving = asyncio.create_task(self._link.receive())
         try:
-            self._mark()
-            if facts:
-                self._handle(facts)
-            while not self._stopping.is_set() and not committing.done():
-                await self._clock.wait({receiving, stopping, committing}, self._scheduler.wake_at)
-                if receiving.done():
-                    report = receiving.result()
-                    if isinstance(report, Gone) and self._host.renew is not None:
-                        await self._replace(report, self._host.renew)
-                    else:
-                        self._hear(report)
-                    receiving = asyncio.create_task(self._link.receive())
+            self._receive_all()
+            self._set_mark()
+            if facts or jobs:
+                self._submit(facts, jobs)
+            while not self._is_over(committing):
+                if starved := self._options.end.starved(self._scheduler):
+                    self._handle(starved)
+                    continue
+                await self._clock.wait({*self._receiving.values(), stopping, committing}, self._scheduler.wake_at)
+                await self._take_reports()
                 self._wake()
-            if not committing.done() and not self._leaves:
-                await self._end(receiving)
+            if not committing.done() and not self._leaves_running:
+                await self._shut_down()
         finally:
-            for task in (stopping, receiving):
+            for task in (stopping, *self._receiving.values()):
                 task.cancel()
             await self._last_commit(committing)
-            if self._leaves:
-                await self._link.leave()
+            if self._leaves_running:
+                for _, port in self._executors:
+                    await port.leave()
 
-    def _hear(self, report: Report, *, carry: bool = True) -> None:
-        """Take a report in.
+    def _is_over(self, committing: asyncio.Task[None]) -> bool:
+        return self._stopping.is_set() or committing.done() or self._options.end.is_over(self._scheduler)
 
-        How a job ended is held until the fact that it did, which follows: both are kept, or none.
-        """
+    def _receive_all(self) -> None:
+        for name, port in self._executors:
+            self._receiving[name] = asyncio.create_task(port.receive())
+
+    async def _take_reports(self) -> None:
+        for name in [name for name, task in self._receiving.items() if task.done()]:
+            report = self._receiving[name].result()
+            if isinstance(report, Gone) and self._hooks.renew is not None:
+                await self._renew(name, report, self._hooks.renew)
+            else:
+                self._take(name, report)
+            self._receiving[name] = asyncio.create_task(self._executors[name].receive())
+
+    def _take(self, name: str, report: Report, *, carry: bool = True) -> None:
+        """Fold a report. A job's outcome is held back until the fact that the job ended: both are stored, or none."""
         if isinstance(report, Gone):
-            raise ExecutorGone(f"the executor has gone: {report.reason}")
-        if isinstance(report, Outcome) or (self._held and not isinstance(report, Facts)):
-            self._held.append(report)
+            raise ExecutorGone(f"the executor ended: {report.reason}")
+        held = self._held.setdefault(name, [])
+        if isinstance(report, Outcome) or (held and not isinstance(report, Facts)):
+            held.append(report)
             return
         at = self._now()
-        self._mark()
-        held, self._held = self._held, []
+        self._held[name] = []
+        self._set_mark()
         for each in held:
-            self._note(at, each)
+            self._keep_report(at, each)
         if isinstance(report, Facts):
-            if report.facts:
-                self._handle(report.facts, carry=carry)
-            self._host.take(at, report)
+            if facts := self._executors.current(name, report.facts):
+                self._handle(facts, carry=carry)
+            self._hooks.on_report(at, report)
         else:
-            self._note(at, report)
+            self._keep_report(at, report)
 
-    def _note(self, at: float, report: Report) -> None:
-        self._store.note(at, report_to_json(report))
+    def _keep_report(self, at: float, report: Report) -> None:
+        self._store.add_report(at, report_to_json(report))
         self._dirty.set()
-        self._host.take(at, report)
+        self._hooks.on_report(at, report)
 
-    async def _replace(self, gone: Gone, renew: RenewExecutor) -> None:
-        link, facts = await renew(gone.reason)
-        self._held.clear()  # what the one before did not come to tell is done again
-        self.go_on_with(link)
-        self._mark()
+    async def _renew(self, name: str, gone: Gone, renew: RenewExecutor) -> None:
+        log_event(_log, "executor_gone", level=logging.ERROR, executor=name, reason=gone.reason)
+        port, facts = await renew(name, gone.reason)
+        self._held.pop(name, None)  # reports without their facts: those steps are repeated
+        self._executors.replace(name, port)
+        self._set_mark()
         self._handle(facts)
-        link.proceed()
+        port.proceed()
 
-    def _mark(self) -> None:
-        """Let the next record say which executor is heard, and how far.
+    def _set_mark(self) -> None:
+        """Let the next record name the executors and their last reports.
 
         The first record with another executor's life holds the facts that the one before is gone.
         """
-        self._store.mark = CommitMark(self._store.mark.epoch, self._link.life, self._link.heard)
+        marks = {name: ExecutorMark(port.life, port.heard) for name, port in self._executors}
+        self._store.mark = CommitMark(self._store.mark.epoch, marks)
 
-    def go_on_with(self, link: DurableExecutorPort) -> None:
-        """Work with a new executor, which knows no job."""
-        self._link = link
-        self._introduced.clear()
-
-    async def let_end(self) -> None:
-        """End the executor with checkpoints and hear its last words, before `run`: another shall take its place."""
-        await self._end(asyncio.create_task(self._link.receive()))
+    async def end_executors(self, *, checkpoint: bool = True) -> None:
+        """End the executors and store their last reports; before `run`."""
+        self._receive_all()
+        await self._shut_down(checkpoint=checkpoint)
         await self._commit_once()
 
     def _handle(self, facts: Sequence[Fact], *, carry: bool = True) -> asyncio.Future[None]:
-        """Fold facts; what follows from them waits for the commit. The future says when they are durable."""
-        orders = self._decide(facts)
+        """Fold facts and plan; orders wait for the commit. The future resolves when the facts are durable."""
+        orders = self._plan(facts)
         if carry:
             self._orders += orders
         self._dirty.set()
-        return self._promise()
+        return self._when_durable()
 
-    def _promise(self) -> asyncio.Future[None]:
-        """Resolved when all that was folded until now is durable."""
-        if self._kept is None:
-            self._kept = asyncio.get_running_loop().create_future()
-            self._kept.add_done_callback(_look_at)
-        return self._kept
+    def _when_durable(self) -> asyncio.Future[None]:
+        if self._durable is None:
+            self._durable = asyncio.get_running_loop().create_future()
+            self._durable.add_done_callback(_retrieve_exception)
+        return self._durable
 
-    def _decide(self, facts: Sequence[Fact]) -> list[Order]:
-        """Fold facts and plan; after a plan that took long the next one waits, so that people are answered too."""
-        before, began = self._scheduler.timing.planned_at, self._breath.begin()
+    def _plan(self, facts: Sequence[Fact]) -> list[Order]:
+        """Fold facts and plan; after a slow plan the next one waits, so that requests are answered in between."""
+        before, began = self._scheduler.timing.planned_at, self._budget.begin()
         orders = self._scheduler.handle(self._now(), facts)
         if self._scheduler.timing.planned_at != before:
-            self._scheduler.timing.min_pause_s = self._breath.after(began)
+            self._scheduler.timing.min_pause_s = self._budget.after(began)
         return orders
 
     def _now(self) -> float:
@@ -261,7 +328,7 @@ class DaemonLoop:
 
     # ---------------------------------------------------------------------------------------------------- committing
     async def _commit_always(self) -> None:
-        """One commit after the other: whatever is folded during one is in the next, and nothing behind the last."""
+        """Commit again and again: what is folded during one commit is in the next."""
         while not self._is_closing:
             await self._dirty.wait()
             await self._commit_once()
@@ -269,88 +336,96 @@ class DaemonLoop:
     async def _commit_once(self) -> None:
         self._dirty.clear()
         orders, self._orders = self._orders, []
+        submitted, self._submitted = self._submitted, []
         ended, self._ended = self._ended, []
-        kept, self._kept = self._kept, None
-        self._committing = kept
-        self._store.round_off(self._scheduler.at)
-        mark, finish = self._store.mark, self._host.cut()
+        durable, self._durable = self._durable, None
+        self._committing = durable
+        self._store.flush_reports(self._scheduler.at)
+        mark, finish = self._store.mark, self._hooks.before_commit()
         try:
             await self._make_durable()
             finish()
-            self._carry(orders)
+            self._carry(orders, submitted if self._options.introduce_early else ())
             for job in ended:
-                self._forget(job)
-            if mark.life == self._link.life:
-                self._link.acknowledge(mark.heard)
-        except Exception as error:
-            for asked in (kept, self._promise()):  # whoever asked, or will ask, must not wait for ever
-                if asked is not None and not asked.done():
-                    asked.set_exception(error)
-            raise
-        if kept is not None and not kept.done():
-            kept.set_result(None)
-        if self._since_balance >= max(_RECORDS_PER_BALANCE, len(self._scheduler.jobs)) and self._balancing is None:
-            self._balancing = asyncio.create_task(self._keep_balance_aside())
-
-    def _carry(self, orders: Sequence[Order]) -> None:
-        """Pass orders on; a job is made known with its first one, so that those that wait cost the executor nothing."""
-        for job in dict.fromkeys(order.job for order in orders):
-            if job not in self._introduced and job in self._programs:
-                self._link.introduce(job, self._programs[job], resume=job not in self._fresh)
-                self._introduced.add(job)
                 self._fresh.discard(job)
-        known = [order for order in orders if order.job in self._introduced]
-        if known:
-            self._link.carry(known)
+                self._executors.forget(job)
+            self._acknowledge(mark)
+        except Exception as error:
+            for waiting in (durable, self._when_durable()):  # no caller may wait for ever
+                if waiting is not None and not waiting.done():
+                    waiting.set_exception(error)
+            raise
+        if durable is not None and not durable.done():
+            durable.set_result(None)
+        if self._since_snapshot >= max(_RECORDS_PER_SNAPSHOT, len(self._scheduler.jobs)) and not self._snapshotting:
+            self._snapshotting = asyncio.create_task(self._snapshot_aside())
 
-    def _forget(self, job: JobId) -> None:
-        self._fresh.discard(job)
-        if job in self._introduced:
-            self._introduced.discard(job)
-            self._link.forget(job)
+    def _carry(self, orders: Sequence[Order], submitted: Sequence[JobId]) -> None:
+        """Send orders; an executor learns of a job with its first order, or when it is submitted."""
+        named = dict.fromkeys([*submitted, *(order.job for order in orders)])
+        known = {
+            job: Introduction(self._programs[job], resume=job not in self._fresh)
+            for job in named
+            if job in self._programs
+        }
+        for job in submitted:
+            if job in known:
+                self._executors.introduce(job, known[job])
+        self._executors.carry(orders, known)
+        self._fresh.difference_update(known)
+        if _log.isEnabledFor(logging.INFO):
+            for order in orders:
+                devices = list(order.allocation.devices()) if isinstance(order, Assign) else []
+                kind = type(order).__name__.lower()
+                log_event(_log, "order", order=kind, job=order.job, generation=order.generation, devices=devices)
+
+    def _acknowledge(self, mark: CommitMark) -> None:
+        for name, port in self._executors:
+            life, heard = mark.of(name)
+            if life == port.life:
+                port.acknowledge(heard)
 
     async def _make_durable(self) -> None:
         try:
-            await self._run_commit(self._store.commit)
+            await self._options.commit(self._store.commit)
         except (OSError, sqlite3.Error) as error:
-            raise CommitFailed(
-                f"the journal cannot be written: {error}. Make room on the disk, then start again."
-            ) from error
+            log_event(_log, "commit_failed", level=logging.ERROR, error=str(error))
+            raise CommitFailed(f"the journal cannot be written: {error}. Free disk space, then start again.") from error
 
-    def keep_balance(self) -> None:
-        """Let the next start begin here; where the disk is full it folds what it would not have to."""
+    def store_snapshot(self) -> None:
+        """Let the next start fold only what follows; skipped where the disk is full."""
         with contextlib.suppress(OSError, sqlite3.Error):
-            self._store.keep_balance(*self._balance())
-            self._store.retain(self._retain)
+            self._store.store_snapshot(*self._snapshot())
+            self._store.retain(self._options.retain)
 
-    async def _keep_balance_aside(self) -> None:
-        """The same while the daemon goes on: it is written in a thread, and put down with the next commit."""
-        kept = self._store.close_books(*self._balance())
+    async def _snapshot_aside(self) -> None:
+        """Serialize a snapshot the way commits are run, and store it with the next commit."""
+        kept = self._store.take_snapshot(*self._snapshot())
         text = None
 
         def write() -> None:
             nonlocal text
             text = snapshot_text(kept)
 
-        await self._run_commit(write)
+        await self._options.commit(write)
         assert text is not None
-        self._store.put_down(kept, text, self._retain)
-        self._balancing = None
+        self._store.store_snapshot_later(kept, text, self._options.retain)
+        self._snapshotting = None
         self._dirty.set()
 
-    def _balance(self) -> tuple[StateSnapshot, dict[JobId, Mapping[str, Any]]]:
-        self._since_balance = 0
+    def _snapshot(self) -> tuple[StateSnapshot, dict[JobId, Mapping[str, Any]]]:
+        self._since_snapshot = 0
         jobs = self._scheduler.jobs
         return self._scheduler.state(), {
-            job: _details(program, self._notes.get(job), self._host.sized(job))
+            job: _details(program, self._notes.get(job), self._hooks.sized(job))
             for job, program in self._programs.items()
             if job in jobs
         }
 
     async def _last_commit(self, committing: asyncio.Task[None]) -> None:
-        """Make durable what is not yet, unless that is what failed; one that is under way comes to its end."""
-        if self._balancing is not None:
-            await self._balancing
+        """Commit what is left, unless committing failed; a commit under way completes first."""
+        if self._snapshotting is not None:
+            await self._snapshotting
         self._is_closing = True
         self._dirty.set()
         await committing
@@ -359,30 +434,49 @@ class DaemonLoop:
             await self._commit_once()
 
     # -------------------------------------------------------------------------------------------------------- ending
-    async def _end(self, receiving: asyncio.Task[Report]) -> None:
-        """End the executor and hear its last words; what is decided meanwhile is not carried out any more."""
-        halting = asyncio.create_task(self._link.stop(checkpoint=True))
-        with contextlib.suppress(ExecutorGone):
-            while True:
-                await self._clock.wait({receiving, halting} if not halting.done() else {receiving}, None)
-                if receiving.done():
-                    self._hear(receiving.result(), carry=False)
-                    receiving = asyncio.create_task(self._link.receive())
-        receiving.cancel()
-        await halting
+    async def _shut_down(self, *, checkpoint: bool | None = None) -> None:
+        """Stop the executors, with checkpoints while jobs are left, and take in their last reports.
+
+        What the scheduler decides meanwhile is not sent.
+        """
+        checkpoint = bool(self._scheduler.jobs) if checkpoint is None else checkpoint
+        stops = [asyncio.create_task(port.stop(checkpoint=checkpoint)) for _, port in self._executors]
+        aborting = asyncio.create_task(self._aborting.wait())
+        try:
+            while pending := {*self._receiving.values(), *(stop for stop in stops if not stop.done())}:
+                if aborting.done():
+                    stops = await self._stop_now(stops)
+                    break
+                await self._clock.wait({*pending, aborting}, None)
+                self._take_last_reports()
+            await asyncio.gather(*stops)
+        finally:
+            aborting.cancel()
+
+    async def _stop_now(self, stops: Sequence[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
+        for stop in stops:
+            stop.cancel()
+        return [asyncio.create_task(port.stop(checkpoint=False)) for _, port in self._executors]
+
+    def _take_last_reports(self) -> None:
+        for name in [name for name, task in self._receiving.items() if task.done()]:
+            report = self._receiving.pop(name).result()
+            if not isinstance(report, Gone):
+                self._take(name, report, carry=False)
+                self._receiving[name] = asyncio.create_task(self._executors[name].receive())
 
 
 def _details(program: Program, note: Mapping[str, Any] | None, sized: Sized | None = None) -> dict[str, Any]:
-    """What the store keeps of a job besides its spec."""
+    """What the store keeps of a job beside its spec."""
     details: dict[str, Any] = {"program": program.as_json()}
     if note:
         details["note"] = dict(note)
-    if sized is not None:  # it is said once, in a record that a balance may stand for
+    if sized is not None:  # reported once, in a record that a snapshot may replace
         details["sized"] = report_to_json(sized)
     return details
 
 
-def _look_at(kept: asyncio.Future[None]) -> None:
-    """A wish whose user has gone fails in silence: the daemon itself tells why."""
-    if not kept.cancelled():
-        kept.exception()
+def _retrieve_exception(durable: asyncio.Future[None]) -> None:
+    """Silence asyncio's warning where no caller waits any more; the loop itself raises the error."""
+    if not durable.cancelled():
+        durable.exception()

@@ -21,18 +21,18 @@ from carpool.runtime.compat.process_lifetime import wait_for_exit
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.service.daemon.webhook import ADDRESS
 
-_MARK = "notified"  # in a job's folder, once somebody was told
+_MARK = "notified"  # in a job's folder, once its notification was delivered
 _TRIES = 3
 _TRY_S = 20.0
-_PAUSE_S = 5.0  # before the next try, then twice and four times as long
-_AT_ONCE = 2  # of one person
-_LAST_WORDS = 200  # bytes of what a command says that are told
+_PAUSE_S = 5.0  # before the next try, doubled each time
+_CONCURRENT = 2  # deliveries of one user
+_OUTPUT_BYTES = 200  # of a failed command, in the job's history
 _POST = (sys.executable, "-P", "-m", "carpool.service.daemon.webhook")
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """What is told of a job."""
+    """How a job ended, for its notification."""
 
     job: JobId
     user: str
@@ -43,33 +43,32 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What is done to tell it: a command in a folder, or one address, with a text."""
+    """A command in a folder, or a webhook address, and the text for it."""
 
-    how: Sequence[str]
+    target: Sequence[str]  # a command, or one address
     folder: str
     environment: Mapping[str, str]
     text: str
 
     @property
     def address(self) -> str:
-        """Where it is posted; empty for a command."""
-        is_address = len(self.how) == 1 and self.how[0].startswith(("http://", "https://"))
-        return self.how[0] if is_address else ""
+        is_address = len(self.target) == 1 and self.target[0].startswith(("http://", "https://"))
+        return self.target[0] if is_address else ""
 
     def __str__(self) -> str:
-        """Without what may be a secret: people post to addresses that nobody else is to know."""
-        return repr(f"{urlsplit(self.address).hostname}" if self.address else self.how[0])
+        """Without the address's path, which often holds a secret."""
+        return repr(f"{urlsplit(self.address).hostname}" if self.address else self.target[0])
 
 
 Send = Callable[[Notification], Awaitable[None]]
 
 
 class Notifier:
-    """Tells each ending at least once: it is marked in the job's folder only when it was told.
+    """Delivers each notification at least once: the job's folder is marked only after the delivery.
 
-    A daemon that died in between tells it when it is back. What cannot be told after some tries is said in the job's
-    story (`tell`), and not tried again until the next start. Each person's are told a few at a time, in processes of
-    their own, so that an address which is dead holds up nothing but what is told to the same person.
+    A restarted daemon delivers what is not marked. After some failed tries the job's history says so (`tell`), and the
+    next start tries again. Each user has a few deliveries at a time, in processes of their own, so that a dead address
+    delays only the same user.
     """
 
     def __init__(
@@ -83,26 +82,26 @@ class Notifier:
         self._tell = tell
         self._send = send or deliver
         self._sleep = sleep
-        self._going: set[asyncio.Task[None]] = set()
-        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_CONCURRENT))
 
-    def announce(self, ending: JobEnd, how: Sequence[str], folder: str = "") -> None:
-        """Tell it, aside, from a folder; nothing happens where it was told before or nobody wants to know."""
+    def announce(self, ending: JobEnd, target: Sequence[str], folder: str = "") -> None:
+        """Deliver in the background, from a folder, unless that was done before or there is no target."""
         mark = JobFolder(self._state, ending.job).path / _MARK
-        if not how or _is_set(mark):
+        if not target or _is_set(mark):
             return
-        words = {"CARPOOL_JOB": ending.job, "CARPOOL_USER": ending.user, "CARPOOL_PHASE": ending.phase}
+        variables = {"CARPOOL_JOB": ending.job, "CARPOOL_USER": ending.user, "CARPOOL_PHASE": ending.phase}
         text = json.dumps({"schema": 1, **asdict(ending)})
-        notice = Notification(how, folder, {**words, "CARPOOL_ERROR": ending.error}, text)
+        notice = Notification(target, folder, {**variables, "CARPOOL_ERROR": ending.error}, text)
         task = asyncio.get_running_loop().create_task(self._announce(ending, notice, mark))
-        self._going.add(task)
-        task.add_done_callback(self._going.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Give up what is under way; the next start tells it."""
-        for task in self._going:
+        """Cancel deliveries under way; the next start repeats them."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._going, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _announce(self, ending: JobEnd, notice: Notification, mark: Path) -> None:
         problem = ""
@@ -110,23 +109,25 @@ class Notifier:
             if number:
                 await self._sleep(_PAUSE_S * 2 ** (number - 1))
             try:
-                async with self._turns[ending.user], asyncio.timeout(_TRY_S):
+                async with self._slots[ending.user], asyncio.timeout(_TRY_S):
                     await self._send(notice)
             except TimeoutError:
                 problem = f"no answer after {_TRY_S:.0f} s"
-            except Exception as error:  # noqa: BLE001 - told in the story; what users ask for must not end the daemon
+            except Exception as error:  # noqa: BLE001 - reported in the history; a user's command must not end the daemon
                 problem = str(error) or type(error).__name__
             else:
                 try:
                     _set(mark)
                 except OSError as error:
-                    self._tell(ending.job, f"its end was told, and will be again: that cannot be kept: {error}")
+                    self._tell(
+                        ending.job, f"notified of its end, and will be again: the mark cannot be written: {error}"
+                    )
                 return
-        self._tell(ending.job, f"its end could not be told with {notice}: {problem}")
+        self._tell(ending.job, f"notification with {notice} failed: {problem}")
 
 
 def _is_set(mark: Path) -> bool:
-    """Whether it is known that an ending was told; one that is told twice is better than one that never is."""
+    """Whether the delivery is marked; where that is unknown it is repeated."""
     try:
         return mark.exists()
     except OSError:
@@ -139,15 +140,15 @@ def _set(mark: Path) -> None:
 
 
 class DeliveryFailed(Exception):
-    """A command ended with another code than 0, or an address did not take it."""
+    """A command exited with a code other than 0, or an address refused the request."""
 
 
 async def deliver(notice: Notification) -> None:
-    """Run a command with the ending on its stdin, or one of ours that posts it; whoever gives it up ends all of it."""
-    with TemporaryFile() as given, TemporaryFile() as said:  # no pipes, which a grandchild could keep open
+    """Run a command with the text on its stdin, or post it; cancelling kills the whole process group."""
+    with TemporaryFile() as given, TemporaryFile() as output:  # a grandchild could keep pipes open
         given.write(notice.text.encode())
         given.seek(0)
-        process = _start(notice, given, said)
+        process = _start(notice, given, output)
         try:
             await wait_for_exit(process)
         except BaseException:
@@ -155,19 +156,19 @@ async def deliver(notice: Notification) -> None:
             raise
         finally:
             code = process.wait()
-        said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST_WORDS))
-        words = said.read().decode("utf-8", "replace").strip()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+        words = output.read().decode("utf-8", "replace").strip()
     if code:
-        raise DeliveryFailed(words if notice.address else f"it ended with {code}: {words}")
+        raise DeliveryFailed(words if notice.address else f"exit code {code}: {words}")
 
 
-def _start(notice: Notification, given: IO[bytes], said: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(notice: Notification, given: IO[bytes], output: IO[bytes]) -> subprocess.Popen[bytes]:
     posted = {ADDRESS: notice.address} if notice.address else {}
     return subprocess.Popen(
-        [*(_POST if notice.address else notice.how)],
+        [*(_POST if notice.address else notice.target)],
         stdin=given,
         stdout=subprocess.DEVNULL,
-        stderr=said,
+        stderr=output,
         env={**os.environ, **notice.environment, **posted},
         cwd=notice.folder or None,
         start_new_session=True,

@@ -12,67 +12,61 @@ from carpool.core.messages import PolicyChanged, Woke
 from carpool.core.scheduler import Scheduler
 from carpool.policies.registry import attribute_errors, parse_policy
 
-_SHARE = 0.2  # of the time may go into deciding
-_AT_ONCE_S = 0.1  # of deciding, before anybody waits
-_QUICK_S = 0.001  # of computing: what takes less counts for nothing
+_BURST_S = 0.1  # of planning before the next plan has to wait
+_QUICK_S = 0.001  # of CPU time: a quicker plan is free
 
 
 class PlanningStart(NamedTuple):
-    """When something began, on the clock and in computing."""
+    """Wall-clock and CPU time at the start of a plan."""
 
-    at_s: float
-    computed_s: float
+    wall_s: float
+    cpu_s: float
 
 
 class PlanningBudget:
-    """Deciding takes a fifth of the time at most.
-
-    Time to decide comes in steadily and is kept up to a tenth of a second; a plan spends what it took on the clock,
-    which is more than it computes where others keep the machine busy. Whoever has spent more than there was waits until
-    it has come in again.
-    """
+    """Limits planning to a share of the time, as a token bucket of wall-clock seconds."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, computed: Callable[[], float] = time.thread_time
+        self,
+        share: float = 0.2,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        self._share = share
         self._clock = clock
-        self._computed = computed
-        self._left_s = _AT_ONCE_S
+        self._cpu_clock = cpu_clock
+        self._left_s = _BURST_S
         self._as_of = clock()
 
     def begin(self) -> PlanningStart:
-        """Before a plan that may be made."""
-        return PlanningStart(self._clock(), self._computed())
+        return PlanningStart(self._clock(), self._cpu_clock())
 
     def after(self, began: PlanningStart) -> float:
-        """After it: seconds until the next one."""
+        """Call after it; seconds that the next plan has to wait."""
         now = self._clock()
-        if self._computed() - began.computed_s > _QUICK_S:
-            kept_s = min(_AT_ONCE_S, self._left_s + _SHARE * (began.at_s - self._as_of))
-            self._left_s = kept_s - (1.0 - _SHARE) * (now - began.at_s)  # it comes in meanwhile too
+        if self._cpu_clock() - began.cpu_s > _QUICK_S:
+            available_s = min(_BURST_S, self._left_s + self._share * (began.wall_s - self._as_of))
+            self._left_s = available_s - (1.0 - self._share) * (now - began.wall_s)  # the bucket fills meanwhile
             self._as_of = now
-        return max(0.0, -self._left_s) / _SHARE
+        return max(0.0, -self._left_s) / self._share
 
 
-_FALLBACK = "fifo"  # its plans are thrown away with the rest
-_MOST_WAKES = 4  # one where jobs have to leave first, one for each rank of priority
+_FALLBACK = "fifo"  # its plans are discarded with the rest
+_MAX_WAKES = 4  # one where jobs have to leave first, one for each priority rank
 
 
 def dry_run_policy(scheduler: Scheduler, estimates: Estimator, at: float, policy: str) -> None:
-    """InputError where a policy is not to be had, or fails at what it would have to decide now; nothing is changed.
-
-    The same decision is made later for real, of the same view: the same view gives the same plan.
-    """
+    """Plan once with a new policy on a copy of the state; InputError where it is unknown or fails."""
     other = Scheduler(
         scheduler.cluster, scheduler.policy, estimator=estimates, find_policy=parse_policy, fallback=_FALLBACK
     )
     other.restore(scheduler.state())
     with attribute_errors(policy):
         other.handle(at, (PolicyChanged(policy),))
-        for _ in range(_MOST_WAKES):
+        for _ in range(_MAX_WAKES):
             if other.policy_fault or other.wake_at is None:
                 break
-            if other.wake_at > at and other.timing.planned_at is not None:  # else it decides in rounds
+            if other.wake_at > at and other.timing.planned_at is not None:  # else it plans in rounds
                 break
             other.handle(max(at, other.wake_at), (Woke(),))
     if other.policy_text != policy:

@@ -1,8 +1,6 @@
-"""Profile store: seeds the estimator with saved profiles and writes back what finished jobs measured.
+"""Profile store: seeds the estimator with saved profiles and writes back what jobs measured.
 
-Profiles lie beside the journal, one file for every entry with its arguments. They are no part of what is recovered: a
-daemon without them decides as well as it did on its first day. Profiles that ``carpool profile`` saved in the folder of
-a job are believed too.
+Profiles are not part of recovery: without them a daemon decides as on its first day.
 """
 
 from __future__ import annotations
@@ -10,81 +8,130 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from carpool.backends.online_estimator import OnlineEstimator
 from carpool.backends.profile_learner import ProfileLearner
-from carpool.backends.profile_library import PROFILES, as_belief, entry_profile_path, merge_profiles, save_profile
+from carpool.backends.profile_library import PROFILES, as_belief, entry_profile_path, merge_profiles
+from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder
 from carpool.core.errors import InputError
-from carpool.core.model import Job, JobId
+from carpool.core.model import JobId
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
-from carpool.predictors.profiles.profile import Profile, read_profile
+from carpool.predictors.profiles.profile import Profile, read_profile, write_profile
+from carpool.predictors.profiles.rate_model import ProfileRateModel
 
-PROFILE_FOLDER = "profiles"  # in the daemon's folder
-_MOST_READ = 2000  # profiles that are remembered; the rest is read again when it is asked for
+PROFILE_FOLDER = "profiles"  # in the daemon's state folder
+_MAX_CACHED = 2000  # profiles
+
+
+class ProfileSource(Protocol):
+    """Where profiles of jobs come from and where they go."""
+
+    def belief(self, job: ListedJob) -> ProfileRateModel | None:
+        """What is known of a job before it runs."""
+
+    def saved(self, job: JobId, program: Program) -> Profile | None:
+        """The profile to add measurements to."""
+
+    def save(self, job: JobId, program: Program, profile: Profile) -> None: ...
 
 
 class ProfileStore:
-    """Lets an estimator begin with what is known of a job, and writes down what was learned of it."""
+    """Lets an estimator begin with known profiles, and saves what a learner measured."""
 
-    def __init__(self, state: Path, lessons: ProfileLearner, live: OnlineEstimator) -> None:
-        self._folder = state / PROFILE_FOLDER
-        self._lessons = lessons
-        self._live = live
-        self._read: dict[Path, tuple[int, Profile | None]] = {}  # by path: when it was written, and what it says
+    def __init__(self, source: ProfileSource, learner: ProfileLearner, estimator: OnlineEstimator) -> None:
+        self._source = source
+        self._learner = learner
+        self._estimator = estimator
 
     def introduce(self, jobs: Iterable[ListedJob]) -> None:
-        """Believe of jobs what is known of their trainings; of one whose file cannot be read, nothing."""
-        for spec, program in jobs:
+        """Seed the estimator; unreadable profiles are skipped."""
+        for job in jobs:
             with contextlib.suppress(OSError, InputError):
-                found = self._known(program)
-                belief = None if found is None else as_belief(found, program)
+                belief = self._source.belief(job)
                 if belief is not None:
-                    self._live.believe(spec, belief)
+                    self._estimator.believe(job.spec, belief)
 
-    def go_on_with(self, jobs: Mapping[JobId, Job], programs: Mapping[JobId, Program]) -> None:
-        """The same of jobs that an earlier daemon took in and that are not over; they are followed from here on."""
-        self.introduce(ListedJob(job.spec, programs[job.id]) for job in jobs.values() if job.id in programs)
-        self._lessons.go_on_with(jobs)
-
-    def keep(self, job: JobId, program: Program | None) -> None:
-        """Write down what was learned of a job; a full disk takes nothing from the job itself."""
+    def save(self, job: JobId, program: Program | None) -> None:
+        """Save what was measured of a job; skipped where the disk is full."""
         if program is None or not program.entry:
             return
-        place = entry_profile_path(program.entry, program.args, self._folder)
         with contextlib.suppress(OSError, InputError):
-            profile = self._lessons.profile(job, program, self._profile(place))
+            profile = self._learner.profile(job, program, self._source.saved(job, program))
             if profile is not None:
-                save_profile(profile, place)
+                self._source.save(job, program, profile)
 
     def close(self, job: JobId, program: Program | None) -> None:
-        """A job is over: keep what was learned, and follow it no longer."""
-        self.keep(job, program)
-        self._lessons.forget(job)
+        """Save a job that is over, and stop following it."""
+        self.save(job, program)
+        self._learner.forget(job)
 
-    def _known(self, program: Program) -> Profile | None:
-        """What was learned here, with what somebody has measured on purpose."""
+
+class SharedProfiles:
+    """One profile for each entry and its arguments, in the state folder; ``carpool profile``'s are read too."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / PROFILE_FOLDER
+        self._cache: dict[Path, tuple[int, Profile | None]] = {}  # with the modification time
+
+    def belief(self, job: ListedJob) -> ProfileRateModel | None:
+        program = job.program
         if not program.entry:
             return None
         folders = (self._folder, Path(program.folder) / PROFILES)
         found = [self._profile(entry_profile_path(program.entry, program.args, folder)) for folder in folders]
-        return merge_profiles([profile for profile in found if profile is not None])
+        profile = merge_profiles([each for each in found if each is not None])
+        return None if profile is None else as_belief(profile, program)
+
+    def saved(self, job: JobId, program: Program) -> Profile | None:
+        return self._profile(self._path(program))
+
+    def save(self, job: JobId, program: Program, profile: Profile) -> None:
+        write_profile(profile, self._path(program))
+
+    def _path(self, program: Program) -> Path:
+        return entry_profile_path(program.entry, program.args, self._folder)
 
     def _profile(self, path: Path) -> Profile | None:
-        """One profile; a damaged one is as good as none, because nobody asked for it by name."""
+        """A profile; None where it is missing or damaged."""
         try:
             written = path.stat().st_mtime_ns
         except OSError:
             return None
-        if path not in self._read or self._read[path][0] != written:
-            if len(self._read) >= _MOST_READ:
-                self._read.clear()
-            self._read[path] = (written, _read(path))
-        return self._read[path][1]
+        if path not in self._cache or self._cache[path][0] != written:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            self._cache[path] = (written, _read(path))
+        return self._cache[path][1]
+
+
+class RunProfiles:
+    """Profiles in the job folders of a run: what it believed at the start, and what it measured."""
+
+    def __init__(self, folder: RunFolder, beliefs: Mapping[JobId, ProfileRateModel]) -> None:
+        self._folder = folder
+        self._beliefs = beliefs
+
+    def write_beliefs(self) -> None:
+        for job, belief in self._beliefs.items():
+            with contextlib.suppress(InputError):  # a full disk does not fail the run
+                write_profile(belief.profile, self._folder.job(job) / BELIEVED)
+
+    def belief(self, job: ListedJob) -> ProfileRateModel | None:
+        return self._beliefs.get(job.spec.id)
+
+    def saved(self, job: JobId, program: Program) -> Profile | None:
+        """What an interrupted run measured, else what was given."""
+        belief = self._beliefs.get(job)
+        return _read(self._folder.job(job) / PROFILE) or (None if belief is None else belief.profile)
+
+    def save(self, job: JobId, program: Program, profile: Profile) -> None:
+        write_profile(profile, self._folder.job(job) / PROFILE)
 
 
 def _read(path: Path) -> Profile | None:
     try:
-        return read_profile(path)
+        return read_profile(path) if path.is_file() else None
     except InputError:
         return None

@@ -1,4 +1,4 @@
-"""Read model: the daemon state that the service facade queries."""
+"""Read model: the daemon state that queries read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from carpool.service.queries.present import TimeBase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadModel:
-    """What the clerk looks things up in."""
+    """The parts of a daemon that `SchedulerService` reads, and the loop it sends commands to."""
 
-    daemon: DaemonLoop
+    loop: DaemonLoop
     scheduler: Scheduler
-    ledger: JobAccounting
+    accounting: JobAccounting
     estimates: Estimator
-    spans: AllocationHistory
-    chronicle: EventLog
-    programs: Mapping[JobId, Program]  # of every job that the ledger has
-    total: Callable[[JobId], float | None]  # a training's steps, where they are known
+    allocations: AllocationHistory
+    events: EventLog
+    programs: Mapping[JobId, Program]  # of every job in `accounting`
+    total_steps: Callable[[JobId], float | None]  # None: unknown
     state: Path
     names: Mapping[int, str]  # of devices
     calendar: TimeBase

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
 from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.online_estimator import OnlineEstimator
 from carpool.backends.profile_learner import ProfileLearner
-from carpool.core.messages import Order, PolicyChanged, Record
+from carpool.core.messages import Observer, Order, PolicyChanged, Record
 from carpool.core.model import Job, JobId
 from carpool.core.scheduler import Scheduler
 from carpool.core.state.reconcile import order_for
@@ -22,105 +22,102 @@ from carpool.service.store.store import Details, Store
 
 
 class ResyncActions(NamedTuple):
-    """What an executor is told when it was claimed; all of it may have been said before, and then changes nothing."""
+    """What a claimed executor is sent; what it had before changes nothing."""
 
-    introduce: tuple[JobId, ...]  # to go on from what is on disk
+    introduce: tuple[JobId, ...]  # to resume from checkpoints
     orders: tuple[Order, ...]
-    forget: tuple[JobId, ...]  # over in the books, whatever the executor still has of them
+    forget: tuple[JobId, ...]  # over in the journal
 
 
-def reconcile(jobs: Mapping[JobId, Job], standings: Mapping[JobId, HeldJobStatus]) -> ResyncActions:
-    """Orders were committed before they were carried, so books are never behind: the executor may be.
+def reconcile(jobs: Mapping[JobId, Job], held: Mapping[JobId, HeldJobStatus]) -> ResyncActions:
+    """What an executor may have missed: orders are committed before they are sent, so only it can be behind.
 
-    A job that it should have heard of and does not know is introduced. An order it has not heard of is given again,
-    under its old generation.
+    Orders keep their generation.
     """
     listed = sorted(jobs.values(), key=lambda job: job.seq)
-    behind = [job for job in listed if job.generation > (standings[job.id].generation if job.id in standings else 0)]
+    behind = [job for job in listed if job.generation > (held[job.id].generation if job.id in held else 0)]
     return ResyncActions(
-        introduce=tuple(job.id for job in behind if job.id not in standings),
+        introduce=tuple(job.id for job in behind if job.id not in held),
         orders=tuple(order_for(job) for job in behind),
-        forget=tuple(sorted(job for job in standings if job not in jobs)),
+        forget=tuple(sorted(job for job in held if job not in jobs)),
     )
 
 
-def is_ahead(jobs: Mapping[JobId, Job], standings: Mapping[JobId, HeldJobStatus]) -> bool:
-    """Whether an executor has heard orders that the books do not know: then records were lost."""
-    return any(standings[job].generation > jobs[job].generation for job in jobs if job in standings)
+def is_ahead(jobs: Mapping[JobId, Job], held: Mapping[JobId, HeldJobStatus]) -> bool:
+    """Whether an executor has orders that the journal does not hold: then records were lost."""
+    return any(held[job].generation > jobs[job].generation for job in jobs if job in held)
 
 
 class StateObservers(NamedTuple):
-    """Who follows a scheduler record by record, and what an executor reports besides."""
+    """Observers of the scheduler's records and of the executor's reports."""
 
-    ledger: JobAccounting
-    live: OnlineEstimator
-    spans: AllocationHistory
-    chronicle: EventLog
-    lessons: ProfileLearner  # are learned from what happens now, not again from the past
+    accounting: JobAccounting
+    estimator: OnlineEstimator
+    allocations: AllocationHistory
+    events: EventLog
+    learner: ProfileLearner  # follows new records only
 
     def record(self, record: Record) -> None:
-        """Take in one record."""
-        for each in (self.ledger, self.live, self.spans, self.chronicle):
+        for each in (self.accounting, self.estimator, self.allocations, self.events):
             each.record(record)
 
     def take(self, at: float, report: Report) -> None:
-        """Take in a report."""
-        self.ledger.take(at, report)
-        self.live.take(report)
-        self.lessons.take(report)
+        self.accounting.take(at, report)
+        self.estimator.take(report)
+        self.learner.take(report)
 
 
 class RecoveredState(NamedTuple):
-    """What else the store knows."""
+    """What the store holds beside the scheduler's state."""
 
-    programs: dict[JobId, Program]  # of all jobs it goes back to
-    notes: dict[JobId, Mapping[str, Any]]  # that whoever asked wants kept with them
-    folded: int  # records behind the newest balance
+    programs: dict[JobId, Program]  # of all jobs in its records
+    notes: dict[JobId, Mapping[str, Any]]  # that callers submitted with them
+    folded: int  # records behind the newest snapshot
 
 
 def newest_policy(store: Store) -> str:
-    """The policy that decided last, as it was written."""
-    balance = store.balance
-    text = store.header.policy if balance is None else balance.balance.policy or store.header.policy
-    for entry in store.entries(0 if balance is None else balance.number):
+    """The last policy in the journal, as it was written."""
+    snapshot = store.snapshot
+    text = store.header.policy if snapshot is None else snapshot.state.policy or store.header.policy
+    for entry in store.entries(0 if snapshot is None else snapshot.number):
         for fact in entry.record.facts:
             text = fact.policy if isinstance(fact, PolicyChanged) else text
     return text
 
 
 def recover_scheduler(store: Store, scheduler: Scheduler) -> int:
-    """Bring a scheduler to where the newest balance and the records behind it stand; how many these were.
-
-    Nothing is decided again.
-    """
+    """Fold the newest snapshot and the records behind it, without planning again; the number of these records."""
     after = 0
-    if store.balance is not None:
-        scheduler.restore(store.balance.balance)
-        after = store.balance.number
+    if store.snapshot is not None:
+        scheduler.restore(store.snapshot.state)
+        after = store.snapshot.number
     records = [entry.record for entry in store.entries(after)]
     scheduler.recover(records, has_gaps=bool(store.findings.lost))
     return len(records)
 
 
-def recover_followers(store: Store, scheduler: Scheduler, followers: StateObservers, folded: int = 0) -> RecoveredState:
-    """Show followers all that is kept; jobs that are older than that are known from the balance."""
+def recover_observers(
+    store: Store, scheduler: Scheduler, observers: StateObservers, folded: int = 0, others: Sequence[Observer] = ()
+) -> RecoveredState:
+    """Show observers all stored records; older jobs are taken from the snapshot."""
     found = RecoveredState({}, {}, folded)
     begins_at = next(store.records(), Record(inf, ())).at
-    if store.balance is not None:
-        _take_details(found, store.balance.details)
-        for job in store.balance.balance.jobs:
-            followers.ledger.adopt(job, begins_at)
-            followers.chronicle.adopt(job)
-        for detail in store.balance.details.values():
+    if store.snapshot is not None:
+        _take_details(found, store.snapshot.details)
+        for job in store.snapshot.state.jobs:
+            observers.accounting.adopt(job, begins_at)
+            observers.events.adopt(job)
+        for detail in store.snapshot.details.values():
             if "sized" in detail:
-                followers.take(store.balance.balance.at, report_from_json(dict(detail["sized"])))
+                observers.take(store.snapshot.state.at, report_from_json(dict(detail["sized"])))
     for entry in store.entries():
-        for note in entry.notes:
-            followers.take(note.at, report_from_json(dict(note.report)))
-        followers.record(entry.record)
+        for stored in entry.reports:
+            observers.take(stored.at, report_from_json(dict(stored.report)))
+        for observer in (observers, *others):
+            observer.record(entry.record)
         _take_details(found, entry.details)
     for job in scheduler.jobs.values():
-        followers.spans.adopt(job, min(begins_at, scheduler.at))
+        observers.allocations.adopt(job, min(begins_at, scheduler.at))
     return found
 
 

@@ -16,20 +16,19 @@ from carpool.runtime.executor.job_folder import JobFolder
 from carpool.service.queries.present import TimeBase
 
 _DAY_S = 86400.0
-_EVERY_S = 3600.0  # between looks for checkpoints that have become too old
+_INTERVAL_S = 3600.0  # between checks
 
 
 class _EndedJob(NamedTuple):
     job: JobId
-    ended: float  # Unix time; 0 where the journal does not go back so far
+    ended: float  # Unix time; 0 where the journal begins later
 
 
 class CheckpointRetention:
-    """Deletes checkpoints of jobs that have been over for `days`; 0: never. Logs, figures and outcomes stay.
+    """Deletes checkpoints of jobs that ended `days` ago; 0: never. Logs, metrics and outcomes stay.
 
-    A job is over when the scheduler's books say so, not when a folder looks like it. Checkpoints of one that another
-    job waited for stay until that one is over too: it may begin from them. Where nobody remembers when a job ended, its
-    newest checkpoint tells.
+    Checkpoints of a job that another one waited for stay until that one is over too: it may start from them. Where the
+    journal does not say when a job ended, its newest checkpoint does.
     """
 
     def __init__(
@@ -43,19 +42,18 @@ class CheckpointRetention:
         self._calendar = calendar
         self._tell = tell
         self._now = now
-        self._cleared: set[JobId] = set()  # jobs that have none any more
+        self._cleared: set[JobId] = set()  # jobs whose checkpoints are deleted
 
-    async def look_always(self) -> None:
-        """Look now and every hour."""
+    async def run(self) -> None:
         while self._days:
-            await self.look()
-            await asyncio.sleep(_EVERY_S)
+            await self.check()
+            await asyncio.sleep(_INTERVAL_S)
 
-    async def look(self) -> None:
-        """Delete what has become too old, aside, and say so in the stories of the jobs."""
+    async def check(self) -> None:
+        """Delete old checkpoints in a thread, and say so in the jobs' histories."""
         over = list(self._over())
         for job in await asyncio.to_thread(self._clear, over):
-            self._tell(job, f"its checkpoints were deleted, {self._days:g} days after its end")
+            self._tell(job, f"checkpoints deleted {self._days:g} days after its end")
 
     def _over(self) -> Iterator[_EndedJob]:
         needed = {other for job in self._scheduler.jobs.values() for other in job.spec.after}
@@ -66,12 +64,12 @@ class CheckpointRetention:
                 yield _EndedJob(job, 0.0 if ended_at is None else self._calendar.unix(ended_at))
 
     def _clear(self, over: Sequence[_EndedJob]) -> list[JobId]:
-        """Delete what is too old; of which jobs there was something. What cannot be deleted now is tried again."""
-        found = []
+        """Delete what is too old; the jobs that had checkpoints. A failed deletion is tried again."""
+        cleared = []
         oldest = self._now() - self._days * _DAY_S
         for job, ended in over:
             try:
-                folders = list(JobFolder(self._state, job).path.glob("checkpoints*"))  # those put aside too
+                folders = list(JobFolder(self._state, job).path.glob("checkpoints*"))  # with those of earlier attempts
                 if max([ended, *(folder.stat().st_mtime for folder in folders)]) >= oldest:
                     continue
                 for folder in folders:
@@ -79,5 +77,5 @@ class CheckpointRetention:
             except OSError:
                 continue
             self._cleared.add(job)
-            found += [job] if folders else []
-        return found
+            cleared += [job] if folders else []
+        return cleared

@@ -1,7 +1,6 @@
 """Webhook sender: posts stdin to a URL in its own process, so that the daemon can kill a stalled request.
 
-The address comes in the environment: it often holds a secret, and whoever is on the machine sees what processes are
-called with.
+The address comes in the environment: it often holds a secret, and command lines are visible to all users.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import sys
 import urllib.request
 
 ADDRESS = "CARPOOL_NOTIFY"
-_SILENCE_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 def main() -> int:
-    """Post; what went wrong is said on stderr."""
+    """Post stdin; errors go to stderr."""
     headers = {"Content-Type": "application/json", "User-Agent": "carpool"}
     try:
         request = urllib.request.Request(os.environ[ADDRESS], sys.stdin.buffer.read(), headers, method="POST")
-        with urllib.request.urlopen(request, timeout=_SILENCE_S):  # what is not 2xx raises
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # other than 2xx raises
             return 0
     except (OSError, ValueError) as error:
         sys.stderr.write(str(error))

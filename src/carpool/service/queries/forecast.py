@@ -9,8 +9,7 @@ from random import Random
 
 from carpool import __version__
 from carpool.backends.job_accounting import JobAccount, JobAccounting, Json, allocation_json, finite_or_none
-from carpool.backends.local_run import initial_speeds
-from carpool.backends.online_estimator import OnlineEstimator
+from carpool.backends.online_estimator import OnlineEstimator, initial_speeds
 from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.metrics import Summary
 from carpool.core.model import JobId, JobSpec, Kind
@@ -81,7 +80,7 @@ def forecast_jobs(
     def run(factors: Mapping[JobId, float]) -> tuple[JobAccounting, Summary, OnlineEstimator]:
         estimator = OnlineEstimator(cluster, initial_speeds(devices), profiles)
         world = EstimatorWorld(estimator, factors, costs, DEFAULT_COSTS)
-        accounting = JobAccounting()
+        accounting = JobAccounting(cluster)
         metrics = simulate([Arrival(0.0, spec) for spec in specs], cluster, policy, world, observers=(accounting,))
         return accounting, metrics.summary(), estimator
 

@@ -1,8 +1,8 @@
 """Accept log: an append-only file of checksummed, chained lines; the second copy of the journal.
 
-SQLite drops a damaged part of its write-ahead log, and all that follows it, without a word. This log is written in the
-same commit. A line is ``CRC PREV NUMBER BODY``: the checksum covers the rest of the line, PREV is the checksum of the
-line before, so a line that was altered, cut, moved or left out is seen as such, and every other line is still good.
+SQLite silently drops a damaged part of its write-ahead log and all that follows it. This log is written in the same
+commit. A line is ``CRC PREV NUMBER BODY``: the checksum covers the rest of the line, PREV is the checksum of the line
+before, so that an altered, cut, moved or missing line is detected and every other line stays valid.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from zlib import crc32
 
 _FORM = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]+) (.+)", re.DOTALL)
 _BEGIN = re.compile(rb"[0-9a-f]{8} ([0-9a-f]{8}) [0-9]+ \{")
-_START = 0  # what the first line gives as the checksum before it
+_START = 0  # PREV of the first line
 
 
 class LogLine(NamedTuple):
-    """One accepted thing: its number, its text, its checksum and the one before it."""
+    """One line: its number, its text, its checksum and that of the line before."""
 
     number: int
     body: str
@@ -35,24 +35,23 @@ class LogLine(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the checksum fits."""
         return self.crc == checksum(self.before, self.number, self.body)
 
 
 class CorruptRegion(NamedTuple):
-    """What stands in a log and is no sound line."""
+    """A part of a log that is no sound line."""
 
     after: int  # number of the sound line before it; -1 where there is none
     text: bytes
 
 
 class LogContents(NamedTuple):
-    """What a log holds."""
+    """The content of a log."""
 
-    lines: Mapping[int, LogLine]  # that are sound, by number
+    lines: Mapping[int, LogLine]  # sound ones by number
     damaged: tuple[CorruptRegion, ...]
-    cut: bool  # whether the file ends in the middle of a line
-    is_ended: bool  # whether more lines can be added to it
+    cut: bool  # the file ends in the middle of a line
+    is_ended: bool  # lines can be appended
 
 
 def checksum(before: int, number: int, body: str) -> int:
@@ -61,13 +60,13 @@ def checksum(before: int, number: int, body: str) -> int:
 
 
 def read_log(content: bytes) -> LogContents:
-    """The sound lines of a log, and what else is in it."""
+    """Parse a log into sound lines and damaged parts."""
     lines: dict[int, LogLine] = {}
     damaged: list[CorruptRegion] = []
     last = -1
     *pieces, rest = content.split(b"\n")
-    *ended, tail = _parted(rest)
-    parts = [*(part for piece in pieces for part in _parted(piece)), *ended]
+    *ended, tail = _split_lines(rest)
+    parts = [*(part for piece in pieces for part in _split_lines(piece)), *ended]
     for piece in parts:
         line = parse_line(piece)
         if line is None:
@@ -75,7 +74,7 @@ def read_log(content: bytes) -> LogContents:
         else:
             lines[line.number] = line
             last = line.number
-    line = parse_line(tail) or parse_line(tail[:-1])  # it may be whole but for its end
+    line = parse_line(tail) or parse_line(tail[:-1])  # only its line end may be damaged
     if line is not None:
         lines[line.number] = line
     return LogContents(
@@ -83,8 +82,8 @@ def read_log(content: bytes) -> LogContents:
     )
 
 
-def _parted(piece: bytes) -> list[bytes]:
-    """A piece, or the lines in it where the ends of some were altered: the line behind knows the checksum of each."""
+def _split_lines(piece: bytes) -> list[bytes]:
+    """The lines in a piece where line ends were altered: each line's checksum is repeated in the next."""
     parts = []
     while (found := next((each for each in _BEGIN.finditer(piece, 1) if each[1] == piece[:8]), None)) is not None:
         parts.append(piece[: found.start() - 1])
@@ -93,7 +92,7 @@ def _parted(piece: bytes) -> list[bytes]:
 
 
 def parse_line(piece: bytes) -> LogLine | None:
-    """The line that a piece of a log is; None where its form or its checksum does not fit."""
+    """Parse a line; None where its form or its checksum is wrong."""
     found = _FORM.fullmatch(piece)
     if found is None or not piece.isascii():
         return None
@@ -103,16 +102,17 @@ def parse_line(piece: bytes) -> LogLine | None:
 
 
 class AcceptLog:
-    """The log as it is written: lines are on the disk when `add` returns, or, where that fails, not in it at all."""
+    """A log open for appending: `add` writes all lines durably, or none."""
 
-    def __init__(self, stream: FileIO, last_crc: int) -> None:
+    def __init__(self, stream: FileIO, last_crc: int, *, sync: bool = True) -> None:
         self._stream = stream
+        self._sync = sync
         self._size = stream.seek(0, os.SEEK_END)
         self.last_crc = last_crc
 
     @classmethod
-    def write_anew(cls, path: Path, lines: Iterable[LogLine]) -> AcceptLog:
-        """A log that holds exactly these lines, in the place of whatever was there; that stays where this fails."""
+    def write_anew(cls, path: Path, lines: Iterable[LogLine], *, sync: bool = True) -> AcceptLog:
+        """Replace the log by exactly these lines; on failure the old one stays."""
         fresh = path.with_suffix(".new")
         written = list(lines)
         stream = FileIO(fresh, "ab")
@@ -123,47 +123,46 @@ class AcceptLog:
             fresh.replace(path)
         except BaseException:
             stream.close()
-            fresh.unlink(missing_ok=True)  # it takes room that others need
+            fresh.unlink(missing_ok=True)
             raise
         fsync_folder(path.parent)
-        return cls(stream, written[-1].crc if written else _START)
+        return cls(stream, written[-1].crc if written else _START, sync=sync)
 
     @classmethod
-    def extend(cls, path: Path, last_crc: int) -> AcceptLog:
-        """Go on with a log that is sound to its end, which is a line with this checksum."""
-        return cls(FileIO(path, "ab"), last_crc)
+    def extend(cls, path: Path, last_crc: int, *, sync: bool = True) -> AcceptLog:
+        """Append to a log that is sound and ends with this checksum."""
+        return cls(FileIO(path, "ab"), last_crc, sync=sync)
 
     def add(self, lines: Sequence[LogLine]) -> None:
-        """Write lines that follow the last one; they are on the disk when this returns."""
         size, last_crc = self._size, self.last_crc
         text = b"".join(map(_text, lines))
         try:
             for line in lines:
-                assert line.before == self.last_crc, "every line vouches for the one before it"
+                assert line.before == self.last_crc, "every line repeats the checksum of the one before"
                 self.last_crc = line.crc
             self._size += _write_all(self._stream, text)
-            os.fdatasync(self._stream.fileno())
+            if self._sync:
+                os.fdatasync(self._stream.fileno())
         except BaseException:
             self.rewind(size, last_crc)
             raise
 
     @property
     def end(self) -> tuple[int, int]:
-        """Where `rewind` may come back to: the size, and the last checksum."""
+        """The position that `rewind` takes: size and last checksum."""
         return self._size, self.last_crc
 
     def rewind(self, size: int, last_crc: int) -> None:
-        """Take back what was added since the log ended here."""
+        """Truncate the log to an earlier end."""
         os.ftruncate(self._stream.fileno(), size)
         self._size, self.last_crc = size, last_crc
 
     def close(self) -> None:
-        """Let go of the file."""
         self._stream.close()
 
 
 def _write_all(stream: FileIO, text: bytes) -> int:
-    """All of it, in as many calls as it takes: a full disk may take a part."""
+    """Write all bytes; a single call may write a part."""
     written = 0
     while written < len(text):
         written += stream.write(text[written:])
@@ -171,7 +170,7 @@ def _write_all(stream: FileIO, text: bytes) -> int:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make new names in a folder durable."""
+    """Make new file names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

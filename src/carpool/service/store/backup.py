@@ -24,19 +24,19 @@ from carpool.service.store.store import DATABASE
 
 SCHEMA = 1
 _MANIFEST = "manifest.json"
-_BESIDE = (f"{DATABASE}-wal", f"{DATABASE}-shm")  # part of the database: its copy holds what is in them
+_BESIDE = (f"{DATABASE}-wal", f"{DATABASE}-shm")  # contained in the copy of the database
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is in a backup."""
+    """The content of a backup."""
 
     version: str  # of carpool
     taken_at: float  # Unix time
     files: dict[str, str]  # sha256 by name
     bytes: int
-    vanished: tuple[str, ...] = ()  # went away while the backup was taken: old checkpoints, mostly
+    vanished: tuple[str, ...] = ()  # deleted while the backup was taken, such as old checkpoints
 
 
 def take_backup(
@@ -46,13 +46,13 @@ def take_backup(
     version: str,
     checkpoints: bool = True,
 ) -> Manifest:
-    """Copy a state folder into one file, whole or not at all; a daemon may go on working there.
+    """Copy a state folder into one file, whole or not at all; a daemon may be running there.
 
-    The database is copied at one instant by SQLite itself. The accept log may be some lines ahead of it or behind: the
-    two put each other right when the copy is opened.
+    SQLite copies the database at one instant. The accept log may be some lines ahead of it or behind: opening the copy
+    repairs each from the other.
     """
     if not state.is_dir():
-        raise InputError("is no folder", where=str(state), way_out="Name the daemon's state with --state.")
+        raise InputError("is not a folder", where=str(state), way_out="Name the daemon's state folder with --state.")
     draft = target.with_name(f".{target.name}.part")
     try:
         with os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file:
@@ -63,7 +63,7 @@ def take_backup(
         fsync_folder(target.parent)
     except OSError as error:
         raise InputError(
-            f"cannot be written: {cause(error)}", where=str(target), way_out="Name a place with room for it."
+            f"cannot be written: {cause(error)}", where=str(target), way_out="Name a file on a disk with enough space."
         ) from None
     finally:
         draft.unlink(missing_ok=True)
@@ -71,31 +71,28 @@ def take_backup(
 
 
 def check_backup(path: Path) -> Manifest:
-    """Read a backup through; InputError unless every file in it is there and as it was."""
+    """Verify a backup; InputError unless every file is there and unchanged."""
     return _through(path, lambda name, chunks: _drain(chunks))
 
 
 def restore_backup(path: Path, state: Path) -> Manifest:
-    """Put a backup in place of a folder that is empty or not there; InputError, and nothing changed, if it is damaged.
-
-    Nobody may be using the folder.
-    """
+    """Restore a backup into an empty or missing folder; a damaged one raises InputError and changes nothing."""
     if state.is_dir() and any(state.iterdir()):
         raise InputError("is not empty", where=str(state), way_out="Move it aside, or name another with --state.")
     state.parent.mkdir(parents=True, exist_ok=True)
-    room = Path(tempfile.mkdtemp(prefix=f".{state.name}.", dir=state.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".{state.name}.", dir=state.parent))
     try:
-        manifest = _through(path, lambda name, chunks: _write(room / name, chunks))
+        manifest = _through(path, lambda name, chunks: _write(draft / name, chunks))
         if state.is_dir():
             state.rmdir()
-        room.replace(state)
+        draft.replace(state)
         fsync_folder(state.parent)
     except OSError as error:
         raise InputError(
             f"cannot be written: {cause(error)}", where=str(state), way_out="Name another with --state."
         ) from None
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
     return manifest
 
 
@@ -121,7 +118,7 @@ def _pack(state: Path, file: io.BufferedRandom, *, version: str, checkpoints: bo
 
 
 def _files(state: Path, *, checkpoints: bool) -> Iterator[Path]:
-    """Plain files, in order; no sockets, locks or drafts."""
+    """Regular files in order, without locks and drafts."""
     for folder, folders, names in os.walk(state):
         folders[:] = sorted(each for each in folders if checkpoints or not each.startswith("checkpoints"))
         for name in sorted(names):
@@ -135,13 +132,13 @@ def _files(state: Path, *, checkpoints: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _source(path: Path) -> Iterator[Any]:
-    """A file to read; of a database a copy of one instant."""
+    """A file to read; for the database, a consistent copy."""
     if path.name != DATABASE:
         with path.open("rb") as file:
             yield file
         return
-    with tempfile.TemporaryDirectory() as room:
-        copy = Path(room) / DATABASE
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / DATABASE
         with (
             contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as before,
             contextlib.closing(sqlite3.connect(copy)) as after,
@@ -152,14 +149,14 @@ def _source(path: Path) -> Iterator[Any]:
 
 
 class _HashingReader:
-    """A stream of so many bytes that is hashed as it is read: what grows meanwhile is left out."""
+    """Reads exactly so many bytes of a stream and hashes them, while the file may grow."""
 
     def __init__(self, source: Any, size: int) -> None:
         self._source, self._left = source, size
         self.hash = hashlib.sha256()
 
     def read(self, most: int) -> bytes:
-        """The next bytes; zeros where the file has been cut since."""
+        """The next bytes; zeros where the file was truncated meanwhile."""
         wanted = min(most, self._left)
         found: bytes = self._source.read(wanted).ljust(wanted, b"\0")
         self._left -= wanted
@@ -177,7 +174,7 @@ def _add(archive: tarfile.TarFile, name: str, source: Any, size: int) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- unpacking
 def _through(path: Path, take: Callable[[str, Iterator[bytes]], None]) -> Manifest:
-    """Hand every file to `take`; InputError unless all agree with the manifest at the end."""
+    """Pass every file to `take`; InputError unless all match the manifest."""
     hashes: dict[str, str] = {}
     manifest: Manifest | None = None
     try:
@@ -186,9 +183,9 @@ def _through(path: Path, take: Callable[[str, Iterator[bytes]], None]) -> Manife
                 source = archive.extractfile(entry) if entry.isreg() else None
                 if source is None or not _is_inside(entry.name):
                     raise InputError(
-                        f"holds {entry.name!r}, which no backup does",
+                        f"holds {entry.name!r}, which no backup contains",
                         where=str(path),
-                        way_out="Take only what carpool backup has written.",
+                        way_out="Use a file that carpool backup has written.",
                     )
                 if entry.name == _MANIFEST:
                     manifest = _manifest(json.load(source), path)
@@ -196,16 +193,16 @@ def _through(path: Path, take: Callable[[str, Iterator[bytes]], None]) -> Manife
                 hashes[entry.name] = _taken(entry.name, source, take)
     except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"is no backup that can be read: {error}", where=str(path), way_out="Use an older backup."
+            f"is not a readable backup: {error}", where=str(path), way_out="Use an older backup."
         ) from None
     if manifest is None:
-        raise InputError("was cut short: its manifest is missing", where=str(path), way_out="Use an older backup.")
+        raise InputError("is truncated: its manifest is missing", where=str(path), way_out="Use an older backup.")
     wrong = sorted(
         name for name in manifest.files.keys() | hashes.keys() if manifest.files.get(name) != hashes.get(name)
     )
     if wrong:
         raise InputError(
-            f"is damaged: {', '.join(wrong[:5])} are not what was saved",
+            f"is damaged: checksums differ for {', '.join(wrong[:5])}",
             where=str(path),
             way_out="Use an older backup.",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from carpool.service.store.accept_log import LogLine
 
-# Never edit one that has been released: add the next.
+# Never edit a released migration: append the next one.
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE lines (
@@ -25,6 +25,7 @@ MIGRATIONS: tuple[str, ...] = (
         body   TEXT NOT NULL
     ) STRICT;
     """,
+    "SELECT 1;",  # version 2: marks name their executor
 )
 
 
@@ -32,16 +33,16 @@ _TABLES = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
 
 
 class Database:
-    """Lines and balances in SQLite, in write-ahead mode; nothing is durable before `commit` has returned."""
+    """Journal lines and snapshots in SQLite, in write-ahead mode; without `sync` a power loss may drop the newest."""
 
-    def __init__(self, path: Path, migrations: tuple[str, ...] = MIGRATIONS) -> None:
+    def __init__(self, path: Path, migrations: tuple[str, ...] = MIGRATIONS, *, sync: bool = True) -> None:
         self._path = path
         self._migrations = migrations
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             self._connection.text_factory = bytes  # text of a damaged page may be no text
             self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
             self._migrate()
         except BaseException:
             self._connection.close()
@@ -49,19 +50,18 @@ class Database:
 
     @property
     def version(self) -> int:
-        """How many migrations it has seen."""
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         return int(version)
 
     def _migrate(self) -> None:
-        """Bring an older file up to date, one migration and its number in one transaction."""
+        """Apply missing migrations, each with its number in one transaction."""
         for number, script in enumerate(self._migrations, start=1):
             if number > self.version:
                 self._connection.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")
 
     @property
     def is_sound(self) -> bool:
-        """Whether its tables are those of the migrations and its pages hold together, whatever they say."""
+        """Whether its tables are those of the migrations and SQLite's quick check passes."""
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as model:
             model.text_factory = bytes
             for script in self._migrations:
@@ -73,7 +73,7 @@ class Database:
 
     @property
     def is_locked_by_damage(self) -> bool:
-        """Whether SQLite refuses to write to a file that may be written to: one altered bit of its head can say so."""
+        """Whether SQLite refuses to write to a writable file: one altered bit of its header can cause that."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute(f"PRAGMA user_version = {self.version}")
@@ -85,15 +85,15 @@ class Database:
         return False
 
     def lines(self) -> Iterator[LogLine]:
-        """Every line in order that is one by its form; sound or not."""
+        """Every well-formed line in order, sound or not."""
         for number, body, crc, before in self._connection.execute(
             "SELECT number, body, crc, before FROM lines ORDER BY number"
         ):
             if isinstance(crc, int) and isinstance(before, int) and isinstance(body, bytes) and body.isascii():
                 yield LogLine(number, body.decode("ascii"), crc, before)
 
-    def balances(self) -> Iterator[tuple[int, int, str]]:
-        """(number, checksum, body) of every balance that is one by its form, newest first."""
+    def snapshots(self) -> Iterator[tuple[int, int, str]]:
+        """(number, checksum, body) of every well-formed snapshot, newest first."""
         for number, crc, body in self._connection.execute(
             "SELECT number, crc, body FROM balances ORDER BY number DESC"
         ):
@@ -101,14 +101,13 @@ class Database:
                 yield number, crc, body.decode("ascii")
 
     def add(self, lines: Iterable[LogLine]) -> None:
-        """Write lines, durably: returns when they are on the disk."""
         with self._transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO lines (number, body, crc, before) VALUES (?, ?, ?, ?)", lines
             )
 
-    def add_balance(self, number: int, crc: int, body: str, keep: int) -> None:
-        """Write a balance, durably, and forget all but the newest `keep`."""
+    def add_snapshot(self, number: int, crc: int, body: str, keep: int) -> None:
+        """Write a snapshot, durably, and drop all but the newest `keep`."""
         with self._transaction() as connection:
             row = (number, crc, body)
             connection.execute("INSERT OR REPLACE INTO balances (number, crc, body) VALUES (?, ?, ?)", row)
@@ -118,7 +117,7 @@ class Database:
             )
 
     def retain(self, numbers: Collection[int]) -> None:
-        """Forget every line but these."""
+        """Delete every line but these."""
         found = [number for (number,) in self._connection.execute("SELECT number FROM lines")]
         gone = [(number,) for number in found if number not in numbers]
         if gone:
@@ -126,7 +125,6 @@ class Database:
                 connection.executemany("DELETE FROM lines WHERE number = ?", gone)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._connection.close()
 
     def _transaction(self) -> _Transaction:
@@ -134,7 +132,7 @@ class Database:
 
 
 class _Transaction:
-    """BEGIN … COMMIT around a block, ROLLBACK where either fails; SQLite may have done that by itself."""
+    """BEGIN … COMMIT around a block, ROLLBACK on failure unless SQLite rolled back by itself."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -20,76 +20,79 @@ _NAME = re.compile(rb'"JobSubmitted","spec":\{"id":"([A-Za-z0-9][\w.\-]*)"|"([A-
 
 
 class LostRecord(NamedTuple):
-    """A record that neither copy has any more; the jobs that were submitted in it, as far as they can be told."""
+    """A record that neither copy has, and the jobs submitted in it as far as they are known."""
 
     number: int
     jobs: tuple[JobId, ...]
 
 
 class IntegrityReport(NamedTuple):
-    """What was found amiss when a store was opened, and what was done about it."""
+    """What opening a store found damaged, and how it was repaired."""
 
-    from_log: tuple[int, ...] = ()  # records the database had lost
-    from_database: tuple[int, ...] = ()  # records the log had lost
+    from_log: tuple[int, ...] = ()  # records missing in the database
+    from_database: tuple[int, ...] = ()  # records damaged in the log
     lost: tuple[LostRecord, ...] = ()
-    set_aside: Path | None = None  # a database that could not be read
+    set_aside: Path | None = None  # an unreadable database
     cut: bool = False  # the log ended in the middle of a line, which was never acknowledged
     header_lost: bool = False
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing that was acknowledged is gone."""
+        """Whether nothing that was acknowledged is lost."""
         return not self.lost and not self.header_lost
 
-    def tell(self) -> tuple[str, ...]:
-        """Each finding as a sentence; none where all was as it should be."""
-        told = []
+    def messages(self) -> tuple[str, ...]:
+        found = []
         if self.set_aside is not None:
-            told.append(f"The database could not be read; it was set aside as {self.set_aside.name} and built anew.")
+            found.append(
+                f"The database was unreadable; it was renamed to {self.set_aside.name} and rebuilt from the log."
+            )
         if self.from_log:
-            told.append(f"Records {_runs(self.from_log)} were missing in the database; the log had them.")
+            found.append(f"Records {_runs(self.from_log)} were missing in the database; restored from the log.")
         if self.from_database:
-            told.append(f"Records {_runs(self.from_database)} were damaged in the log; the database had them.")
+            found.append(f"Records {_runs(self.from_database)} were damaged in the log; restored from the database.")
         if self.cut:
-            told.append("The log ended in the middle of a line; it was never acknowledged and is dropped.")
+            found.append("The log ended in the middle of a line; that line was never acknowledged and was dropped.")
         if self.header_lost:
-            told.append("What the journal is about was lost; the settings of this start take its place.")
+            found.append("The journal's header was lost; replaced by the settings of this start.")
         for number, jobs in self.lost:
-            names = " and ".join(repr(str(job)) for job in jobs) if jobs else "no job that can be named"
-            told.append(f"Record {number} is lost: damaged in the log and in the database. It accepted {names}.")
-        return tuple(told)
+            names = ", ".join(repr(str(job)) for job in jobs) if jobs else "none that is known"
+            found.append(
+                f"Record {number} is lost: damaged in the log and in the database. Jobs submitted in it: {names}."
+            )
+        return tuple(found)
 
 
 def find_lost_records(lines: Mapping[int, LogLine], first: int, reading: LogContents) -> tuple[LostRecord, ...]:
-    """Every record from `first` on that neither copy has, with its jobs: the line after it names them, or its remains.
+    """Records from `first` on that neither copy has, with the jobs that the next line or the remains name.
 
-    `lines` are those of both copies together. Behind the last of them a loss shows only by its remains in the log.
+    `lines` are those of both copies. Behind the last of them, only remains in the log show a loss.
     """
     last = max(lines)
-    gone = [number for number in range(max(1, first), last) if number not in lines]
+    lost = [number for number in range(max(1, first), last) if number not in lines]
     logged = max(reading.lines, default=-1)
     behind = [remains for remains in reading.damaged if remains.after == logged]
-    gone += range(last + 1, last + 1 + len(behind[max(0, last - logged) :]))
-    return tuple(LostRecord(number, _jobs_of(number, lines, reading)) for number in gone)
+    lost += range(last + 1, last + 1 + len(behind[max(0, last - logged) :]))
+    return tuple(LostRecord(number, _jobs_of(number, lines, reading)) for number in lost)
 
 
 def _jobs_of(number: int, lines: Mapping[int, LogLine], reading: LogContents) -> tuple[JobId, ...]:
-    """The jobs that a lost record accepted: the line behind it knows, or what can be read of both is told."""
+    """The jobs that a lost record submitted: from the next line, or from readable parts of both."""
     if number + 1 in lines:
         return accepted_before(lines[number + 1])
     own, behind = _remains(reading, number), _BEFORE.search(_remains(reading, number + 1))
-    names = [found[1] or found[2] for found in _NAME.finditer(own)]  # each stands there twice
+    names = [found[1] or found[2] for found in _NAME.finditer(own)]  # each appears twice
     names += [] if behind is None else _QUOTED.findall(behind[1])
     return tuple(JobId(name.decode("ascii")) for name in dict.fromkeys(names))
 
 
 def accepted_before(line: LogLine) -> tuple[JobId, ...]:
-    """The jobs that the line before this one accepted."""
+    """The jobs that the line before this one submitted."""
     return tuple(map(JobId, json.loads(line.body).get("before", ())))
 
 
 def _remains(reading: LogContents, number: int) -> bytes:
-    """What is left of a line in the log, found by where it stands: behind the sound line before it."""
+    """The damaged bytes of a line, found by their position behind the last sound line."""
     before = max((sound for sound in reading.lines if sound < number), default=-1)
     texts = [remains.text for remains in reading.damaged if remains.after == before]
     place = number - before - 1
@@ -107,40 +110,39 @@ def _runs(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
-_FARTHEST = 1000  # a higher version is damage: there will never be so many
+_MAX_VERSION = 1000  # a higher one is damage
 
 
 class StoreContents(NamedTuple):
-    """Everything that is there."""
+    """The database and the log of a store."""
 
-    database: Database  # one to go on with
-    rows: Mapping[int, LogLine]  # sound ones of the database
+    database: Database  # usable
+    rows: Mapping[int, LogLine]  # sound lines of the database
     reading: LogContents  # of the log
-    set_aside: Path | None  # a database that could not be read
+    set_aside: Path | None  # an unreadable database
 
     @property
     def lines(self) -> dict[int, LogLine]:
-        """All sound lines, by number."""
         return {**self.rows, **self.reading.lines}
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was there."""
+        """Whether both are empty."""
         return not self.lines and not self.reading.damaged and self.set_aside is None
 
 
-def read_store(path: Path, log: Path) -> StoreContents:
-    """Look at the database and the log of a store; JournalError where a newer version of carpool wrote it."""
+def read_store(path: Path, log: Path, *, sync: bool = True) -> StoreContents:
+    """Read the database and the log of a store; JournalError where a newer carpool wrote it."""
     reading = read_log(log.read_bytes() if log.is_file() else b"")
-    database, rows, set_aside = _open_database(path, reading)
+    database, rows, set_aside = _open_database(path, reading, sync)
     return StoreContents(database, rows, reading, set_aside)
 
 
-def _open_database(path: Path, reading: LogContents) -> tuple[Database, dict[int, LogLine], Path | None]:
-    """The database and its sound lines; a damaged one is set aside and a new one begun with what could be read."""
+def _open_database(path: Path, reading: LogContents, sync: bool) -> tuple[Database, dict[int, LogLine], Path | None]:
+    """The database and its sound lines; a damaged one is renamed and replaced by a new one with what was readable."""
     rows: dict[int, LogLine] = {}
     try:
-        database = Database(path)
+        database = Database(path, sync=sync)
         try:
             if _is_readable(database, reading, rows):
                 return database, rows, None
@@ -148,16 +150,16 @@ def _open_database(path: Path, reading: LogContents) -> tuple[Database, dict[int
             database.close()
             raise
         database.close()
-    except (sqlite3.Error, UnicodeDecodeError):  # the latter where SQLite quotes damage in its own error
+    except (sqlite3.Error, UnicodeDecodeError):  # UnicodeDecodeError: SQLite quotes damaged bytes in an error
         pass
     aside = _set_aside(path)
-    database = Database(path)
+    database = Database(path, sync=sync)
     database.add(rows.values())
     return database, rows, aside
 
 
 def _is_readable(database: Database, reading: LogContents, rows: dict[int, LogLine]) -> bool:
-    """Read the sound lines into `rows`; whether the database is one to go on with."""
+    """Read the sound lines into `rows`; whether the database is usable."""
     _refuse_newer(database, reading)
     for line in database.lines():
         if line.is_sound:
@@ -166,9 +168,9 @@ def _is_readable(database: Database, reading: LogContents, rows: dict[int, LogLi
 
 
 def _refuse_newer(database: Database, reading: LogContents) -> None:
-    """JournalError for a store of a newer carpool, unless the log says that the number in the database is damage."""
+    """JournalError for a store of a newer carpool, unless the log shows that the database's version is damage."""
     logged = json.loads(reading.lines[0].body).get("store", 0) if 0 in reading.lines else database.version
-    if len(MIGRATIONS) < min(database.version, logged) <= _FARTHEST:
+    if len(MIGRATIONS) < min(database.version, logged) <= _MAX_VERSION:
         raise JournalError(
             f"the store is of version {database.version}, this carpool reads up to {len(MIGRATIONS)}. "
             "Start the newer carpool, or restore an older backup."

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.local import ExecutorGone, RunEnd
-from carpool.backends.local_run import LocalRun, RunRequest, is_unfinished
+from carpool.backends.journal_file import read_journal_file
+from carpool.backends.ports import ExecutorGone
 from carpool.backends.profile_library import ProfileLibrary
-from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder, read_journal_file
+from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder
 from carpool.core.errors import InputError
 from carpool.core.messages import Assign, Release
 from carpool.core.model import JobId, JobSpec, Kind, Phase
@@ -24,6 +24,9 @@ from carpool.jobs.program import Program
 from carpool.policies.registry import parse_policy
 from carpool.predictors.profiles.profile import read_profile
 from carpool.runtime.executor.reports import Evaluation, Sized, Told
+from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
+from carpool.service.store.run_journal import is_unfinished, read_run_journal
+from carpool.service.store.store import LOG
 from tests.support.fake_executor import FakeExecutor
 
 TWO = parse_devices("cpu:2", cores=(0, 1), gpus=())
@@ -35,21 +38,39 @@ def job(name: str, **more: object) -> ListedJob:
 
 
 def asked(*jobs: ListedJob, policy: str = "fifo", devices: Sequence[LocalDevice] = TWO) -> RunRequest:
-    return RunRequest("jobs", jobs, tuple(devices), parse_policy(policy), policy, "0")
+    return RunRequest("jobs", jobs, tuple(devices), policy, "0")
 
 
-def go(run: LocalRun, machine: FakeExecutor) -> RunEnd:
+class PretendedRun(BatchRun):
+    """A run on a pretended machine, which is also its clock."""
+
+    machine: list[FakeExecutor]
+
+
+def opened(request: RunRequest, folder: Path) -> PretendedRun:
+    machine: list[FakeExecutor] = []
+
     async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
-        return machine
+        return machine[0]
 
-    return asyncio.run(run.go(start, machine))
+    run = PretendedRun.open(request, RunFolder(folder), start, lambda at, begun_at: machine[0])
+    run.machine = machine
+    return run
+
+
+def go(run: PretendedRun, machine: FakeExecutor) -> RunEnd:
+    run.machine.append(machine)
+    try:
+        return asyncio.run(run.run())
+    finally:
+        run.close()
 
 
 def test_all_jobs_run_to_their_end(tmp_path: Path) -> None:
-    run = LocalRun(asked(job("a"), job("b"), job("c")), RunFolder(tmp_path / "run"))
+    run = opened(asked(job("a"), job("b"), job("c")), tmp_path / "run")
     machine = FakeExecutor({"a": 10, "b": 20, "c": 5})
     assert go(run, machine) is RunEnd.DONE
-    accounts = run.ledger.accounts
+    accounts = run.accounting.accounts
     assert {name: account.jct_s for name, account in accounts.items()} == {"a": 10.0, "b": 20.0, "c": 15.0}
     assert accounts[JobId("c")].wait_s == 10.0
     assert [account.phase for account in accounts.values()] == [Phase.FINISHED] * 3
@@ -59,7 +80,7 @@ def test_all_jobs_run_to_their_end(tmp_path: Path) -> None:
 
 
 def test_everything_is_kept_in_the_folder(tmp_path: Path) -> None:
-    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"), copy=tmp_path / "copy.jsonl")
+    run = opened(replace(asked(job("a")), journal=tmp_path / "copy.jsonl"), tmp_path / "run")
     machine = FakeExecutor({"a": 10})
     machine.at(4.0, lambda: machine.report_progress(loss=0.5))
     machine.at(5.0, lambda: machine.say(Evaluation(JobId("a"), 5, {"accuracy": 0.25})))
@@ -76,39 +97,42 @@ def test_everything_is_kept_in_the_folder(tmp_path: Path) -> None:
     outcome = RunFolder(tmp_path / "run").outcome(JobId("a"))
     assert outcome is not None
     assert (outcome.steps, outcome.digest) == (10, "digest of a")
-    assert (tmp_path / "copy.jsonl").read_bytes() == (tmp_path / "run" / "journal.jsonl").read_bytes()
-    assert RunFolder(tmp_path / "run").settings().jobs == run.asked.jobs
+    header, records = read_journal_file(tmp_path / "copy.jsonl")
+    stored_header, stored = read_run_journal(run.folder)
+    assert header == stored_header
+    assert records == [record for record in stored if record.facts or record.planned]
+    assert RunFolder(tmp_path / "run").settings().jobs == run.request.jobs
     assert not is_unfinished(RunFolder(tmp_path / "run"))
 
 
 def test_a_failed_job_leaves_the_others_alone(tmp_path: Path) -> None:
     jobs = (job("a"), job("b"), job("c", after=(JobId("a"),)))
-    run = LocalRun(asked(*jobs), RunFolder(tmp_path / "run"))
+    run = opened(asked(*jobs), tmp_path / "run")
     go(run, FakeExecutor({"a": 3, "b": 9, "c": 1}, fails={"a": "the loss is not a number"}))
-    phases = {name: account.phase for name, account in run.ledger.accounts.items()}
+    phases = {name: account.phase for name, account in run.accounting.accounts.items()}
     assert phases == {"a": Phase.FAILED, "b": Phase.FINISHED, "c": Phase.FAILED}
-    assert run.ledger.accounts[JobId("a")].error == "the loss is not a number"
-    assert "waited for job 'a'" in run.ledger.accounts[JobId("c")].error
+    assert run.accounting.accounts[JobId("a")].error == "the loss is not a number"
+    assert "dependency 'a' failed" in run.accounting.accounts[JobId("c")].error
 
 
 def test_elastic_jobs_take_over_what_becomes_free(tmp_path: Path) -> None:
     wide = {"min_devices": 1, "max_devices": 2}
-    run = LocalRun(asked(job("a", **wide), job("b", **wide), policy="afs"), RunFolder(tmp_path / "run"))
+    run = opened(asked(job("a", **wide), job("b", **wide), policy="afs"), tmp_path / "run")
     machine = FakeExecutor({"a": 10, "b": 30})
     go(run, machine)
-    assert [account.jct_s for account in run.ledger.accounts.values()] == [10.0, 20.0]
+    assert [account.jct_s for account in run.accounting.accounts.values()] == [10.0, 20.0]
     widths = [order.allocation.num_devices for order in machine.orders if isinstance(order, Assign)]
     assert widths == [1, 1, 2]
 
 
 def test_lengths_and_rates_are_learned_from_reports(tmp_path: Path) -> None:
-    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+    run = opened(asked(job("a")), tmp_path / "run")
     machine = FakeExecutor({"a": 10})
     seen = []
 
     def look() -> None:
         held = run.scheduler.jobs[JobId("a")]
-        seen.append((run.live.total(held.id), run.live.remaining(held, 4.0).mean))
+        seen.append((run.estimator.total(held.id), run.estimator.remaining(held, 4.0).mean))
 
     machine.at(4.0, machine.report_progress)
     machine.at(4.5, look)
@@ -117,37 +141,36 @@ def test_lengths_and_rates_are_learned_from_reports(tmp_path: Path) -> None:
 
 
 def test_nothing_begins_when_it_is_interrupted_while_the_executor_starts(tmp_path: Path) -> None:
-    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
-
     async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
         run.interrupt()
         await asyncio.Event().wait()  # it would take for ever
         raise AssertionError
 
-    assert asyncio.run(run.go(start)) is RunEnd.INTERRUPTED
+    run = BatchRun.open(asked(job("a")), RunFolder(tmp_path / "run"), start)
+    assert asyncio.run(run.run()) is RunEnd.INTERRUPTED
+    run.close()
     assert is_unfinished(RunFolder(tmp_path / "run"))
-    again = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"), resume=True)
+    again = opened(asked(job("a")), tmp_path / "run")
     assert go(again, FakeExecutor({"a": 10})) is RunEnd.DONE
-    assert again.ledger.accounts[JobId("a")].phase is Phase.FINISHED
+    assert again.accounting.accounts[JobId("a")].phase is Phase.FINISHED
 
 
 def test_an_executor_that_has_just_started_is_stopped_when_it_is_interrupted(tmp_path: Path) -> None:
-    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
     machine = FakeExecutor({"a": 10})
 
     async def start(devices: Sequence[LocalDevice], state: Path) -> FakeExecutor:
-        asyncio.get_running_loop().call_soon(run.interrupt)  # after it has returned, before anybody has seen that
+        asyncio.get_running_loop().call_soon(run.interrupt)  # after it has returned, before the run goes on
         return machine
 
-    assert asyncio.run(run.go(start, machine)) is RunEnd.INTERRUPTED
+    run = BatchRun.open(asked(job("a")), RunFolder(tmp_path / "run"), start, lambda at, begun_at: machine)
+    assert asyncio.run(run.run()) is RunEnd.INTERRUPTED
+    run.close()
     assert (machine.orders, machine.stopped) == ([], [False])
 
 
 def test_who_cancels_a_run_while_it_starts_is_not_told_that_it_was_interrupted(tmp_path: Path) -> None:
-    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
-
     async def cancelled() -> RunEnd:
-        going = asyncio.create_task(run.go(start))
+        going = asyncio.create_task(run.run())
         await began.wait()
         going.cancel()
         return await going
@@ -159,8 +182,10 @@ def test_who_cancels_a_run_while_it_starts_is_not_told_that_it_was_interrupted(t
         await asyncio.Event().wait()
         raise AssertionError
 
+    run = BatchRun.open(asked(job("a")), RunFolder(tmp_path / "run"), start)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancelled())
+    run.close()
 
 
 class Never(Policy):
@@ -171,13 +196,13 @@ class Never(Policy):
 
 
 def test_a_job_that_stops_at_a_loss_is_watched_for_it(tmp_path: Path) -> None:
-    run = LocalRun(asked(job("a")), RunFolder(tmp_path))
+    run = opened(asked(job("a")), tmp_path)
     machine = FakeExecutor({JobId("a"): 200})
     left: list[float] = []
 
     def report(at: float) -> None:
         machine.report_progress(loss=1.0 / (0.01 * at + 0.5) + 0.2)
-        left.append(run.live.remaining(run.scheduler.jobs[JobId("a")], at).mean)
+        left.append(run.estimator.remaining(run.scheduler.jobs[JobId("a")], at).mean)
 
     machine.at(0.5, lambda: machine.say(Sized(JobId("a"), 200, target_loss=0.9)))
     for at in range(1, 31):
@@ -188,10 +213,10 @@ def test_a_job_that_stops_at_a_loss_is_watched_for_it(tmp_path: Path) -> None:
 
 
 def test_starved_jobs_fail_instead_of_waiting_for_ever(tmp_path: Path) -> None:
-    run = LocalRun(replace(asked(job("a")), policy=Never()), RunFolder(tmp_path / "run"))
+    run = opened(replace(asked(job("a")), find_policy=lambda text: Never()), tmp_path / "run")
     assert go(run, FakeExecutor({"a": 3})) is RunEnd.DONE
-    assert run.ledger.accounts[JobId("a")].phase is Phase.FAILED
-    assert "gives it no devices" in run.ledger.accounts[JobId("a")].error
+    assert run.accounting.accounts[JobId("a")].phase is Phase.FAILED
+    assert "assigns it no devices" in run.accounting.accounts[JobId("a")].error
 
 
 class Patient(Policy):
@@ -204,13 +229,13 @@ class Patient(Policy):
 
 
 def test_a_policy_is_woken_when_it_asked_to_be(tmp_path: Path) -> None:
-    run = LocalRun(replace(asked(job("a")), policy=Patient()), RunFolder(tmp_path / "run"))
+    run = opened(replace(asked(job("a")), find_policy=lambda text: Patient()), tmp_path / "run")
     go(run, FakeExecutor({"a": 3}))
-    assert run.ledger.accounts[JobId("a")].jct_s == 8.0
+    assert run.accounting.accounts[JobId("a")].jct_s == 8.0
 
 
 def test_a_dead_executor_is_our_fault_and_said(tmp_path: Path) -> None:
-    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+    run = opened(asked(job("a")), tmp_path / "run")
     machine = FakeExecutor({"a": 10})
     machine.at(4.0, machine.die)
     with pytest.raises(ExecutorGone, match="signal 9"):
@@ -221,7 +246,7 @@ def test_a_dead_executor_is_our_fault_and_said(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ interrupt and resume
 def interrupted(tmp_path: Path, *jobs: ListedJob, after_s: float = 12.0) -> FakeExecutor:
     """A run of a (10 steps), b (30) and c (8) that is interrupted on the way."""
-    run = LocalRun(asked(*jobs), RunFolder(tmp_path / "run"))
+    run = opened(asked(*jobs), tmp_path / "run")
     machine = FakeExecutor({"a": 10, "b": 30, "c": 8})
     machine.at(after_s, run.interrupt)
     assert go(run, machine) is RunEnd.INTERRUPTED
@@ -233,8 +258,8 @@ def interrupted(tmp_path: Path, *jobs: ListedJob, after_s: float = 12.0) -> Fake
 THREE = (job("a"), job("b"), job("c"))
 
 
-def resumed(tmp_path: Path, before: FakeExecutor, request: RunRequest) -> tuple[LocalRun, FakeExecutor]:
-    run = LocalRun(request, RunFolder(tmp_path / "run"), resume=True)
+def resumed(tmp_path: Path, before: FakeExecutor, request: RunRequest) -> tuple[PretendedRun, FakeExecutor]:
+    run = opened(request, tmp_path / "run")
     machine = FakeExecutor({"a": 10, "b": 30, "c": 8, "d": 4}, start=run.scheduler.at, kept=before.kept)
     assert go(run, machine) is RunEnd.DONE
     return run, machine
@@ -246,13 +271,13 @@ def test_resume_goes_on_and_runs_finished_jobs_not_again(tmp_path: Path) -> None
     run, machine = resumed(tmp_path, before, asked(*THREE))
     assert machine.introduced == {"b": True, "c": True}
     assert {order.job for order in machine.orders} == {"b", "c"}
-    accounts = run.ledger.accounts
+    accounts = run.accounting.accounts
     assert {name: account.phase for name, account in accounts.items()} == dict.fromkeys("abc", Phase.FINISHED)
     outcome = accounts[JobId("a")].outcome
     assert outcome is not None
     assert outcome.digest == "digest of a"
     assert [round(account.jct_s or 0.0) for account in accounts.values()] == [10, 28, 16]  # 10 s is the last record
-    _, records = read_journal_file(tmp_path / "run" / "journal.jsonl")
+    _, records = read_run_journal(run.folder)
     assert [record.at for record in records] == sorted(record.at for record in records)
 
 
@@ -263,13 +288,13 @@ def test_resume_on_other_devices(tmp_path: Path) -> None:
     assert [device.id for device in run.devices] == [2, 3, 4]
     used = {device for order in machine.orders if isinstance(order, Assign) for device in order.allocation.devices()}
     assert used <= {2, 3, 4}
-    assert run.ledger.accounts[JobId("b")].phase is Phase.FINISHED
+    assert run.accounting.accounts[JobId("b")].phase is Phase.FINISHED
 
 
 def test_resume_with_jobs_added_and_dropped(tmp_path: Path) -> None:
     before = interrupted(tmp_path, *THREE)
     run, machine = resumed(tmp_path, before, asked(job("b"), job("d")))
-    phases = {name: account.phase for name, account in run.ledger.accounts.items()}
+    phases = {name: account.phase for name, account in run.accounting.accounts.items()}
     assert phases == {"a": Phase.FINISHED, "b": Phase.FINISHED, "c": Phase.CANCELLED, "d": Phase.FINISHED}
     assert {order.job for order in machine.orders if isinstance(order, Assign)} == {"b", "d"}
 
@@ -277,17 +302,17 @@ def test_resume_with_jobs_added_and_dropped(tmp_path: Path) -> None:
 def test_resume_refuses_a_job_that_was_changed(tmp_path: Path) -> None:
     interrupted(tmp_path, *THREE)
     other = ListedJob(THREE[1].spec, Program(entry="train.py:main", args={"lr": 1.0}))
-    with pytest.raises(InputError, match="job 'b' is not what it was"):
-        LocalRun(asked(THREE[0], other, THREE[2]), RunFolder(tmp_path / "run"), resume=True)
+    with pytest.raises(InputError, match="job 'b' was changed"):
+        opened(asked(THREE[0], other, THREE[2]), tmp_path / "run")
 
 
 def test_resume_after_a_kill_that_cut_the_journal(tmp_path: Path) -> None:
     before = interrupted(tmp_path, *THREE)
-    journal = tmp_path / "run" / "journal.jsonl"
-    journal.write_bytes(journal.read_bytes() + b'{"at":10.5,"fac')
+    log = tmp_path / "run" / LOG
+    log.write_bytes(log.read_bytes() + b'01234567 01234567 99 {"rec')
     run, _ = resumed(tmp_path, before, asked(*THREE))
-    assert run.ledger.accounts[JobId("b")].phase is Phase.FINISHED
-    read_journal_file(journal)
+    assert run.accounting.accounts[JobId("b")].phase is Phase.FINISHED
+    assert "middle of a line" in " ".join(run.notices)
 
 
 def test_a_second_interrupt_does_not_wait_for_checkpoints(tmp_path: Path) -> None:
@@ -297,7 +322,7 @@ def test_a_second_interrupt_does_not_wait_for_checkpoints(tmp_path: Path) -> Non
             if checkpoint:
                 await asyncio.Event().wait()
 
-    run = LocalRun(asked(job("a")), RunFolder(tmp_path / "run"))
+    run = opened(asked(job("a")), tmp_path / "run")
     machine = Slow({"a": 10})
     machine.at(3.0, run.interrupt)
     machine.at(4.0, run.interrupt)
@@ -313,11 +338,11 @@ def test_what_is_decided_while_stopping_is_not_carried_out(tmp_path: Path) -> No
                 await asyncio.sleep(0)
             await super().stop(checkpoint=checkpoint)
 
-    run = LocalRun(asked(job("a"), job("b"), job("c")), RunFolder(tmp_path / "run"))
+    run = opened(asked(job("a"), job("b"), job("c")), tmp_path / "run")
     machine = Finishing({"a": 10, "b": 10, "c": 10})
     machine.at(3.0, run.interrupt)
     assert go(run, machine) is RunEnd.INTERRUPTED
-    assert run.ledger.accounts[JobId("a")].phase is Phase.FINISHED
+    assert run.accounting.accounts[JobId("a")].phase is Phase.FINISHED
     assert [order.job for order in machine.orders] == ["a", "b"]
     assert not any(isinstance(order, Release) for order in machine.orders)
 
@@ -325,7 +350,7 @@ def test_what_is_decided_while_stopping_is_not_carried_out(tmp_path: Path) -> No
 def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     first.hold()
-    with pytest.raises(InputError, match="another run is going on"):
+    with pytest.raises(InputError, match="another run uses"):
         second.hold()
     first.let_go()
     second.hold()
@@ -337,10 +362,9 @@ def test_what_a_run_has_learned_is_what_the_next_one_begins_with(tmp_path: Path)
     program = Program(entry="train.py:main", folder=str(tmp_path))
     jobs = (ListedJob(JobSpec(JobId("a"), model=program.entry), program),)
 
-    def sit(name: str) -> LocalRun:
-        run = LocalRun(
-            asked(*jobs), RunFolder(tmp_path / "runs" / name), profiles=ProfileLibrary(tmp_path).beliefs(jobs)
-        )
+    def sit(name: str) -> PretendedRun:
+        request = replace(asked(*jobs), profiles=ProfileLibrary(tmp_path).beliefs(jobs))
+        run = opened(request, tmp_path / "runs" / name)
         machine = FakeExecutor({"a": 10}, batch=(8, 80))
         for at in (1.0, 3.0, 6.0):
             machine.at(at, machine.report_progress)

@@ -1,0 +1,121 @@
+"""Executor access: how a daemon reaches its executor, as a process that outlives it or as a child."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from carpool.backends.ports import LOCAL, ExecutorPort
+from carpool.core.errors import CarpoolError
+from carpool.jobs.devices import LocalDevice
+from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket
+from carpool.service.store.store import Store
+
+_SILENCE_S = 60.0  # after which an executor counts as hung and is replaced
+
+StartExecutor = Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorPort]]
+
+
+class ClaimSource:
+    """Makes claims on an executor, each with a higher epoch than the one before."""
+
+    def __init__(
+        self,
+        store: Store,
+        devices: Sequence[LocalDevice],
+        options: ExecutorOptions,
+        commit: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._devices = devices
+        self._options = options
+        self._commit = commit
+
+    def next(self) -> Claim:
+        """A claim of the next epoch, which is durable with the next commit."""
+        mark = self._store.mark
+        epoch, (life, heard) = mark.epoch + 1, mark.of(LOCAL)
+        self._store.mark = mark._replace(epoch=epoch)
+        return Claim(self._devices, self._store.folder, self._options, epoch, life, heard)
+
+    async def next_durable(self) -> Claim:
+        """A claim of the next epoch, which is durable before any executor sees it."""
+        claim = self.next()
+        await self._commit()
+        return claim
+
+    def outnumbered(self, epoch: int) -> None:
+        """Continue behind an epoch that an executor has seen and the store has lost."""
+        self._store.mark = self._store.mark._replace(epoch=epoch)
+
+
+class ExecutorAccess(Protocol):
+    """How an executor is found, started and replaced."""
+
+    max_restarts: int  # within a minute
+
+    async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
+        """Claim an executor that an earlier daemon left running; None where there is none."""
+
+    async def start(self, claims: ClaimSource) -> ExecutorPort: ...
+
+    def close(self) -> None: ...
+
+
+class PersistentExecutor:
+    """An executor that outlives its daemon and is reached by a Unix socket in a folder."""
+
+    max_restarts = 5
+
+    def __init__(self, folder: Path, options: ExecutorOptions) -> None:
+        self._socket = ExecutorSocket(folder)
+        self._environment = options.environment
+
+    async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
+        """Claim the executor behind the socket; one that does not answer is killed."""
+        while (end := self._socket.connect()) is not None:
+            try:
+                return await ExecutorClient.claim(end, await self._claim(claims))
+            except ClaimRefused as refused:  # this process holds the folder, so the executor is its own
+                claims.outnumbered(refused.epoch)
+            except CarpoolError as error:
+                tell(f"The executor of the previous daemon did not answer ({error}); it was killed.")
+                await self._socket.kill_executor()
+        return None
+
+    async def start(self, claims: ClaimSource) -> ExecutorPort:
+        end, process = self._socket.start_executor(self._environment)
+        try:
+            return await ExecutorClient.claim(end, await self._claim(claims), process)
+        except CarpoolError as error:
+            raise CarpoolError(f"{error} {self._socket.log_tail}") from error
+
+    async def _claim(self, claims: ClaimSource) -> Claim:
+        claim = await claims.next_durable()
+        return replace(claim, options=replace(claim.options, on_orphan="wait"), silence_s=_SILENCE_S)
+
+    def close(self) -> None:
+        """Remove the socket unless an executor still listens there."""
+        if not self._socket.is_answered:
+            self._socket.remove()
+
+
+class ChildExecutor:
+    """An executor that ends with this process and is not replaced."""
+
+    max_restarts = 0
+
+    def __init__(self, start: StartExecutor) -> None:
+        self._start = start
+
+    async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
+        return None
+
+    async def start(self, claims: ClaimSource) -> ExecutorPort:
+        claim = claims.next()
+        return await self._start(claim.devices, claim.state)
+
+    def close(self) -> None:
+        """Nothing is left."""

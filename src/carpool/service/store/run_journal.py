@@ -1,0 +1,75 @@
+"""Journal of a run folder: reads its store or the file of carpool 0.1, and imports such a file into a store."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+
+from carpool.backends.job_accounting import JobAccounting
+from carpool.backends.journal_file import read_journal_file
+from carpool.backends.run_folder import RunFolder
+from carpool.core.errors import InputError, JournalError, cause
+from carpool.core.journal import Header
+from carpool.core.messages import JobFinished, JobSubmitted, Record
+from carpool.runtime.executor.client_protocol import report_to_json
+from carpool.service.store.store import DATABASE, LOG, Store, has_store, read_records
+
+_DRAFT = "import.part"
+
+
+def read_run_journal(folder: RunFolder) -> tuple[Header, list[Record]]:
+    """Header and records of a run, which may be going on; InputError where they cannot be read."""
+    try:
+        return read_records(folder.path) if has_store(folder.path) else read_journal_file(folder.legacy_journal)
+    except (OSError, UnicodeDecodeError, JournalError) as error:
+        raise InputError(
+            f"its journal cannot be read: {cause(error) if isinstance(error, OSError) else error}",
+            where=str(folder.path),
+            way_out="Name another run.",
+        ) from None
+
+
+def has_journal(folder: RunFolder) -> bool:
+    """Whether a run has recorded anything."""
+    return has_store(folder.path) or folder.legacy_journal.is_file()
+
+
+def is_unfinished(folder: RunFolder) -> bool:
+    """Whether a run was begun here that has jobs left to do."""
+    if not folder.exists:
+        return False
+    if not has_journal(folder):
+        return True
+    header, records = read_run_journal(folder)
+    accounting = JobAccounting(header.cluster)
+    for record in records:
+        accounting.record(record)
+    accounts = accounting.accounts
+    return any(spec.id not in accounts or not accounts[spec.id].phase.is_over for spec, _ in folder.settings().jobs)
+
+
+def import_legacy_journal(folder: RunFolder) -> None:
+    """Make a store of the journal file of carpool 0.1, where the run has that and no store."""
+    if has_store(folder.path) or not folder.legacy_journal.is_file():
+        return
+    draft = folder.path / _DRAFT
+    shutil.rmtree(draft, ignore_errors=True)
+    header, records = read_run_journal(folder)
+    with closing(Store.open(draft, header)) as store:
+        _import_records(store, folder, records)
+    (draft / DATABASE).replace(folder.path / DATABASE)
+    (draft / LOG).replace(folder.path / LOG)  # last: it says that the store is complete
+    draft.rmdir()
+
+
+def _import_records(store: Store, folder: RunFolder, records: Sequence[Record]) -> None:
+    programs = {spec.id: program for spec, program in folder.settings().jobs}
+    for record in records:
+        for fact in record.facts:
+            if isinstance(fact, JobSubmitted) and fact.spec.id in programs:
+                store.detail(fact.spec.id, {"program": programs[fact.spec.id].as_json()})
+            elif isinstance(fact, JobFinished) and (outcome := folder.outcome(fact.job)) is not None:
+                store.add_report(record.at, report_to_json(outcome))
+        store.record(record)
+    store.commit()

@@ -1,0 +1,111 @@
+"""Orders reach the executors that own the devices; a lost executor takes only its own jobs along."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+from carpool.backends.executor_group import ExecutorGroup, Introduction, OrderRouter
+from carpool.core.journal import Header
+from carpool.core.messages import Assign, AssignApplied, Fact, NodeJoined, NodeLost, Release
+from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, NodeId, Phase
+from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Cluster
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions, commit_inline
+from carpool.service.store.store import Store
+from tests.support.fake_executor import FakeExecutor
+
+A, B = JobId("a"), JobId("b")
+CLUSTER = Cluster.build([(2, 1, "cpu")])  # n0 has device 0, n1 has device 1
+PROGRAM = Program(entry="train.py:main")
+
+
+def owner(device: DeviceId) -> str:
+    return f"n{device}"
+
+
+def test_an_assign_goes_to_the_owner_and_releases_the_executor_before() -> None:
+    router = OrderRouter(("n0", "n1"), owner)
+    first, second = Assign(A, Allocation.of(0), 1), Assign(A, Allocation.of(1), 2)
+    assert router.route(first) == {"n0": first}
+    assert router.route(second) == {"n0": Release(A, 2), "n1": second}
+    assert router.route(Release(A, 3)) == {"n1": Release(A, 3)}
+
+
+def test_an_assign_over_two_nodes_goes_to_both() -> None:
+    router = OrderRouter(("n0", "n1"), owner)
+    both = Assign(A, Allocation.of(0, 1), 1)
+    assert router.route(both) == {"n0": both, "n1": both}
+    assert router.route(Release(A, 2)) == dict.fromkeys(("n0", "n1"), Release(A, 2))
+
+
+def test_a_release_of_what_no_executor_was_assigned_goes_to_all() -> None:
+    assert OrderRouter(("n0", "n1"), owner).route(Release(A, 1)) == dict.fromkeys(("n0", "n1"), Release(A, 1))
+
+
+def test_facts_of_an_executor_that_a_job_has_left_are_dropped() -> None:
+    machines = {name: FakeExecutor({"a": 5}) for name in ("n0", "n1")}
+    group = ExecutorGroup(machines, owner)
+    group.carry([Assign(A, Allocation.of(0), 1)], {A: Introduction(PROGRAM, resume=False)})
+    group.carry([Assign(A, Allocation.of(1), 2)], {A: Introduction(PROGRAM, resume=True)})
+    facts: list[Fact] = [AssignApplied(A, 2, 0.0), NodeJoined("n9")]
+    assert group.current("n0", facts) == (NodeJoined("n9"),)
+    assert group.current("n1", facts) == tuple(facts)
+    assert (machines["n0"].introduced, machines["n1"].introduced) == ({"a": False}, {"a": True})
+    group.forget(A)
+    assert machines["n0"].forgotten == machines["n1"].forgotten == [A]
+
+
+def test_an_order_for_a_job_without_a_program_is_dropped() -> None:
+    machine = FakeExecutor({"a": 5})
+    ExecutorGroup({"n0": machine, "n1": FakeExecutor({})}, owner).carry([Assign(A, Allocation.of(0), 1)], {})
+    assert machine.orders == []
+
+
+class SharedClock(FakeExecutor):
+    """An executor whose virtual time is that of another one."""
+
+    def __init__(self, steps: dict[str, int], other: FakeExecutor) -> None:
+        super().__init__(steps)
+        other.at(6.0, lambda: self.finish_all(6.0))
+
+    def finish_all(self, at: float) -> None:
+        self._at = at
+        for job in list(self._running):
+            self._finish(job)
+
+
+def test_a_lost_executor_takes_only_its_own_jobs_along(tmp_path: Path) -> None:
+    async def main() -> None:
+        steps = {"a": 10, "b": 10}
+        first = FakeExecutor(steps)
+        second = SharedClock(steps, first)
+        renewed = FakeExecutor(steps, start=3.0, kept=first.kept)
+        renewed.life = 2
+        with closing(Store.open(tmp_path, Header("1", "fifo", CLUSTER))) as store:
+            scheduler = Scheduler(CLUSTER, Fifo(), observers=(store,))
+            group = ExecutorGroup({"n0": first, "n1": second}, owner)
+
+            async def renew(name: str, reason: str) -> tuple[FakeExecutor, list[Fact]]:
+                assert name == "n0"
+                return renewed, [NodeLost(NodeId(0)), NodeJoined("n0")]
+
+            loop = DaemonLoop(scheduler, store, group, first, LoopHooks(renew=renew), LoopOptions(commit=commit_inline))
+            first.at(2.0, first.report_progress)
+            first.at(3.0, first.die)
+            first.at(7.0, loop.stop)
+            jobs = [ListedJob(JobSpec(job), PROGRAM) for job in (A, B)]
+            await loop.run((), jobs)
+            assert [order.job for order in first.orders] == ["a"]
+            assert [order.job for order in second.orders] == ["b"], "it is neither released nor assigned again"
+            assert [order.job for order in renewed.orders if isinstance(order, Assign)] == ["a"]
+            assert renewed.introduced == {"a": True}
+            assert scheduler.outcome(B) is Phase.FINISHED
+            marks = [entry.mark for entry in store.entries() if entry.mark.executors]
+            assert {mark.of("n0").life for mark in marks} == {1, 2}
+            assert {mark.of("n1").life for mark in marks} == {1}
+            assert marks[-1].of("n1").heard == second.acknowledged > 0
+
+    asyncio.run(main())
