@@ -29,7 +29,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
 from carpool.service.daemon.gc_tuning import GcFreezer
-from carpool.sim.worlds.scaling import ScalingWorld
+from tests.support.scaling_world import ScalingWorld
 
 SIZES = [(100, 1_000), (1_000, 1_000), (2_000, 1_000), (100, 10_000), (1_000, 10_000), (2_000, 10_000)]
 LIVE = [1_000, 4_000, 10_000]  # jobs on 64 devices

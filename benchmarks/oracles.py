@@ -13,7 +13,7 @@ from carpool.core.topology import Cluster
 from carpool.policies.baselines.afs import Afs
 from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.scaling import ScalingWorld
+from tests.support.scaling_world import ScalingWorld
 
 
 def hesrpt(sizes: list[float], exponent: float, devices: int) -> float:

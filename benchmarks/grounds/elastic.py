@@ -15,8 +15,8 @@ from carpool.core.topology import Cluster
 from carpool.policies.registry import parse_policy
 from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.scaling import ScalingWorld
 from grounds.ground import Ground, Limit, Row
+from tests.support.scaling_world import ScalingWorld
 
 DEVICES, BATCH = 64, 16
 POLICIES = ("carpool", "elastic", "afs", "themis", "srtf", "las")

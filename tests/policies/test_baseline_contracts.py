@@ -3,8 +3,8 @@
 from carpool.core.policy import Policy
 from carpool.policies.registry import parse_policy
 from carpool.sim.worlds.base import World
-from carpool.sim.worlds.scaling import ScalingWorld
 from carpool.testing import PolicyContract
+from tests.support.scaling_world import ScalingWorld
 
 
 class Classic(PolicyContract):

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from carpool.backends.executor_group import ExecutorGroup
+from carpool.backends.executors import LOCAL, ExecutorGroup
 from carpool.backends.job_accounting import JobAccounting
-from carpool.backends.ports import LOCAL
 from carpool.core.estimates import DeclaredEstimator
 from carpool.core.journal import Header
 from carpool.core.model import JobId, JobSpec

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from carpool.backends.ports import ExecutorPort
+from carpool.backends.executors import ExecutorPort
 from carpool.core.messages import Order
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from carpool.backends.executor_group import ExecutorGroup
+from carpool.backends.executors import LOCAL, ExecutorGroup
 from carpool.backends.job_accounting import JobAccounting
-from carpool.backends.ports import LOCAL
 from carpool.core.estimates import Estimator
 from carpool.core.journal import Header
 from carpool.core.messages import Fact, JobSubmitted, Order, ProgressReported, Record, Woke

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from carpool.jobs.devices import Gpu, list_gpus
 from carpool.jobs.nvml import Nvml, NvmlUnavailable
-from carpool.runtime.compat import cuda_driver, libc
-from carpool.runtime.compat.feature import Feature
+from carpool.runtime.compat import Feature, cuda_driver, libc
 from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.sharing.mps_daemon import MpsDaemon, MpsUnavailable
 

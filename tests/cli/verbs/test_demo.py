@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.ports import ExecutorPort
+from carpool.backends.executors import ExecutorPort
 from carpool.cli.main import run
 from carpool.cli.verbs.demo_runs import JOBS, demo_jobs, show_live_demo
 from carpool.core.model import JobId

@@ -9,8 +9,7 @@ import pytest
 from carpool.cli.main import run
 from carpool.jobs.devices import Gpu
 from carpool.runtime import doctor
-from carpool.runtime.compat import libc
-from carpool.runtime.compat.feature import Feature
+from carpool.runtime.compat import Feature, libc
 from carpool.runtime.sharing.mps_daemon import MpsUnavailable
 
 

@@ -9,9 +9,9 @@ from scipy.optimize import minimize
 from carpool.core.messages import Assign
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.afs import Afs
-from carpool.sim.worlds.scaling import ScalingWorld
 from carpool.testing import Driven, check_state, drive
 from carpool.testing.scenarios import job
+from tests.support.scaling_world import ScalingWorld
 
 EXPONENTS = (0.3, 0.5, 0.7, 0.9)
 

@@ -11,9 +11,9 @@ from carpool.core.messages import Assign
 from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster, Placement
 from carpool.policies.baselines.allox import Allox
-from carpool.sim.worlds.scaling import ScalingWorld
 from carpool.testing import check_state, drive
 from carpool.testing.scenarios import job
+from tests.support.scaling_world import ScalingWorld
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from carpool.core.messages import Assign
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import SchedHomo
-from carpool.sim.worlds.scaling import ScalingWorld
 from carpool.testing import Driven, check_state, drive
 from carpool.testing.scenarios import job
+from tests.support.scaling_world import ScalingWorld
 
 UNLIKE = Cluster.build([(1, 2, "K80"), (1, 2, "V100")])
 WORLD = ScalingWorld(speeds={"V100": 3.0, "K80": 1.0})

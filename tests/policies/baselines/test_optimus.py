@@ -14,8 +14,8 @@ from carpool.core.policy import Policy
 from carpool.core.topology import Placement
 from carpool.policies.baselines.optimus import Optimus
 from carpool.sim.worlds.base import World
-from carpool.sim.worlds.scaling import ScalingWorld
 from carpool.testing import PolicyContract, Rig
+from tests.support.scaling_world import ScalingWorld
 
 
 class TestContract(PolicyContract):

@@ -14,9 +14,9 @@ from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Sjf
 from carpool.policies.baselines.srtf import Srtf, Wsrtf
 from carpool.sim.worlds.base import PlainWorld
-from carpool.sim.worlds.scaling import ScalingWorld
 from carpool.testing import Driven, Rig, check_state, drive
 from carpool.testing.scenarios import job
+from tests.support.scaling_world import ScalingWorld
 
 ONE = Cluster.build([(1, 1, "V100")])
 UNLIKE = Cluster.build([(1, 1, "K80"), (1, 1, "V100")])

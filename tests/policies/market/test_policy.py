@@ -20,9 +20,9 @@ from carpool.policies.registry import parse_policy
 from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import PlainWorld
-from carpool.sim.worlds.scaling import ScalingWorld
 from carpool.testing.driver import drive
 from carpool.testing.scenarios import job
+from tests.support.scaling_world import ScalingWorld
 
 ONE = Cluster.build([(1, 1, "V100")])
 EIGHT = Cluster.build([(1, 8, "V100")])

@@ -16,7 +16,7 @@ from carpool.core.topology import Cluster, Placement
 from carpool.policies.market.policy import Carpool
 from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
-from carpool.sim.worlds.scaling import ScalingWorld
+from tests.support.scaling_world import ScalingWorld
 
 CLUSTER = Cluster.build([(2, 4, "V100"), (2, 4, "K80")])
 SPEEDS = {"V100": 1.0, "K80": 0.4}

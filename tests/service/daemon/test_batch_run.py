@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.journal_file import read_journal_file
-from carpool.backends.ports import ExecutorGone
+from carpool.backends.executors import ExecutorGone
 from carpool.backends.profile_library import ProfileLibrary
 from carpool.backends.run_folder import BELIEVED, PROFILE, RunFolder
 from carpool.core.errors import InputError
@@ -25,7 +24,7 @@ from carpool.policies.registry import parse_policy
 from carpool.predictors.profiles.profile import read_profile
 from carpool.runtime.executor.reports import Evaluation, Sized, Told
 from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
-from carpool.service.store.run_journal import is_unfinished, read_run_journal
+from carpool.service.store.journal_file import is_unfinished, read_journal_file, read_run_journal
 from carpool.service.store.store import LOG
 from tests.support.fake_executor import FakeExecutor
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.ports import LOCAL, ExecutorPort
+from carpool.backends.executors import LOCAL, ExecutorPort
 from carpool.core.errors import InputError
 from carpool.core.messages import Fact, JobResumed, NodeLost, PolicyChanged, WeightChanged
 from carpool.core.model import JobId, Kind

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.executor_group import ExecutorGroup
-from carpool.backends.ports import LOCAL, ExecutorGone
+from carpool.backends.executors import LOCAL, ExecutorGone, ExecutorGroup
 from carpool.core.errors import InputError
 from carpool.core.journal import Header
 from carpool.core.messages import Assign, Fact, JobCancelled, JobFinished, JobPaused, JobResumed, NodeJoined, NodeLost

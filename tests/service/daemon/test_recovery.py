@@ -4,10 +4,9 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 
-from carpool.backends.executor_group import ExecutorGroup
+from carpool.backends.executors import LOCAL, ExecutorGroup
 from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.online_estimator import OnlineEstimator
-from carpool.backends.ports import LOCAL
 from carpool.backends.profile_learner import ProfileLearner
 from carpool.core.journal import Header
 from carpool.core.messages import Assign, Probe, Release

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carpool.backends.ports import LOCAL
+from carpool.backends.executors import LOCAL
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header
 from carpool.core.messages import JobCancelled, JobSubmitted, Record

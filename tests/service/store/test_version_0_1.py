@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.ports import LOCAL
+from carpool.backends.executors import LOCAL
 from carpool.backends.run_folder import RunFolder
 from carpool.cli.main import run
 from carpool.core.messages import Assign
@@ -17,7 +17,7 @@ from carpool.core.model import JobId, Phase
 from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
-from carpool.service.store.run_journal import import_legacy_journal, is_unfinished, read_run_journal
+from carpool.service.store.journal_file import import_legacy_journal, is_unfinished, read_run_journal
 from carpool.service.store.store import DATABASE, ExecutorMark, Store, has_store
 from tests.support.fake_executor import FakeExecutor
 

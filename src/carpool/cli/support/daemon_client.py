@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from carpool.cli.support.json_output import print_json, print_note
+from carpool.cli.support.options import print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json

@@ -20,7 +20,7 @@ from carpool.core.topology import Placement
 from carpool.predictors.profiles.profile import read_profile
 from carpool.predictors.profiles.rate_model import ProfileRateModel
 from carpool.service.queries.forecast import DEFAULT_COSTS
-from carpool.service.store.run_journal import read_run_journal
+from carpool.service.store.journal_file import read_run_journal
 from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import Pace

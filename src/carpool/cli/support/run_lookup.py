@@ -9,7 +9,7 @@ from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError, UnknownName
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob, read_jobs
-from carpool.service.store.run_journal import is_unfinished
+from carpool.service.store.journal_file import is_unfinished
 
 RUNS = Path(".carpool") / "runs"
 

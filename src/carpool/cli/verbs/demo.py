@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from carpool.cli.support.json_output import print_note
+from carpool.cli.support.options import print_note
 
 _EPILOG = """\b
 Examples:

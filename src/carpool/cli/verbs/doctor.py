@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import json_option, print_json
+from carpool.cli.support.options import json_option, print_json
 
 _EPILOG = """\b
 Examples:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.support.json_output import json_option, print_json
+from carpool.cli.support.options import json_option, print_json
 from carpool.core.errors import InputError, JournalError, cause
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _history_from_run(job: str, run: str) -> History:
     from carpool.cli.support.run_lookup import run_with
     from carpool.core.job_history import HistoryLabels, job_history
     from carpool.core.model import JobId
-    from carpool.service.store.run_journal import read_run_journal
+    from carpool.service.store.journal_file import read_run_journal
 
     folder = run_with(job, run)
     header, records = read_run_journal(folder)
@@ -205,7 +205,7 @@ def _reason_from_journal(path: Path, job: str, at: float | None) -> Reason:
 def _reason_from_run(job: str, run: str, at: float | None) -> Reason:
     from carpool.backends.online_estimator import OnlineEstimator
     from carpool.cli.support.run_lookup import run_with
-    from carpool.service.store.run_journal import read_run_journal
+    from carpool.service.store.journal_file import read_run_journal
 
     folder = run_with(job, run)
     header, records = read_run_journal(folder)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool.cli.support.daemon_client import apply_to_jobs, job_argument, jobs_argument, server_option
-from carpool.cli.support.json_output import json_option
+from carpool.cli.support.options import json_option
 
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout, json_option, print_json, print_note
+from carpool.cli.support.options import guard_stdout, json_option, print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.core.model import JobId

@@ -9,7 +9,7 @@ from inspect import cleandoc
 import click
 
 from carpool.cli.support.daemon_client import connect, server_option
-from carpool.cli.support.json_output import json_option, print_json
+from carpool.cli.support.options import json_option, print_json
 
 _POLICIES_EPILOG = """\b
 Examples:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import json_option, print_json, print_note
+from carpool.cli.support.options import json_option, print_json, print_note
 from carpool.core.errors import InputError, UnknownName
 
 if TYPE_CHECKING:

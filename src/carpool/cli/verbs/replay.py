@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout, json_option, print_json
+from carpool.cli.support.options import guard_stdout, json_option, print_json
 
 if TYPE_CHECKING:
     from carpool.cli.support.replay_sim import ReplayResult

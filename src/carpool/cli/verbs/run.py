@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout
-from carpool.cli.support.log_options import log_options
+from carpool.cli.support.options import guard_stdout, log_options
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
 if TYPE_CHECKING:
-    from carpool.backends.ports import ExecutorPort
+    from carpool.backends.executors import ExecutorPort
     from carpool.cli.render.live_table import RunDisplay
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool import __version__
-from carpool.cli.support.log_options import log_options
+from carpool.cli.support.options import log_options
 from carpool.cli.verbs.run import PREFERRED, default_policy
 from carpool.core.errors import InputError
 

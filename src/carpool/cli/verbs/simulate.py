@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool import __version__
-from carpool.cli.support.json_output import guard_stdout, json_option, print_json, print_note
+from carpool.cli.support.options import guard_stdout, json_option, print_json, print_note
 from carpool.cli.verbs.trace import dropped_row_lines, format_option, skip_invalid_option
 from carpool.core.errors import InputError
 

@@ -20,7 +20,7 @@ from carpool.cli.render.job_rows import (
     short,
 )
 from carpool.cli.support.daemon_client import connect, server_option
-from carpool.cli.support.json_output import json_option, print_json
+from carpool.cli.support.options import json_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool.cli.support.daemon_client import connect, server_option
-from carpool.cli.support.json_output import json_option, print_json, print_note
+from carpool.cli.support.options import json_option, print_json, print_note
 
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.cli.support.json_output import json_option, print_note
+from carpool.cli.support.options import json_option, print_note
 
 if TYPE_CHECKING:
     from carpool.sim.traces.trace import DroppedRow

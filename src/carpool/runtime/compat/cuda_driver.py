@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from functools import cache
 
-from carpool.runtime.compat.feature import Feature
+from carpool.runtime.compat import Feature
 
 LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY = 2  # cuda.h: CUDA_ERROR_OUT_OF_MEMORY

@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from carpool.runtime.compat.feature import Feature
+from carpool.runtime.compat import Feature
 
 _HUGE_PAGES_SINCE = (2, 35)
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from carpool.runtime.compat.feature import Feature
+from carpool.runtime.compat import Feature
 
 OLDEST, NEWEST = (2, 11), (2, 13)  # versions of torch that the uses below were tested with
 BatchNorm = _BatchNorm  # the base class of all BatchNorm layers

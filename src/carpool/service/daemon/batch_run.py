@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Self
 
 from carpool.backends.job_accounting import JobAccounting
-from carpool.backends.journal_file import JournalFile
 from carpool.backends.online_estimator import OnlineEstimator
 from carpool.backends.run_folder import RunFolder, RunSettings
 from carpool.core.errors import InputError
@@ -30,7 +29,7 @@ from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions, Make
 from carpool.service.daemon.executor_access import ChildExecutor, StartExecutor
 from carpool.service.daemon.loop import EndWhenDone, LoopEnd, LoopOptions, commit_inline
 from carpool.service.daemon.profile_store import RunProfiles
-from carpool.service.store.run_journal import import_legacy_journal
+from carpool.service.store.journal_file import JournalFile, import_legacy_journal
 from carpool.service.store.store import Store
 
 

@@ -10,12 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from carpool.backends.executor_group import ExecutorGroup
+from carpool.backends.executors import LOCAL, ExecutorGone, ExecutorGroup, ExecutorPort, WaitableClock, WallClock
 from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.job_files import JobFileWriter
-from carpool.backends.node_rejoin import rejoined_node
 from carpool.backends.online_estimator import OnlineEstimator, colocation_check, initial_speeds
-from carpool.backends.ports import LOCAL, ExecutorGone, ExecutorPort, WaitableClock, WallClock
 from carpool.backends.profile_learner import ProfileLearner
 from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError
@@ -53,6 +51,7 @@ from carpool.service.daemon.recovery import (
     reconcile,
     recover_observers,
     recover_scheduler,
+    rejoined_node,
 )
 from carpool.service.daemon.retention import CheckpointRetention
 from carpool.service.queries.allocation_history import AllocationHistory

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from carpool.backends.ports import LOCAL, ExecutorPort
+from carpool.backends.executors import LOCAL, ExecutorPort
 from carpool.core.errors import CarpoolError
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket

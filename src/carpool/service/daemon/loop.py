@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.backends.executor_group import ExecutorGroup, Introduction
-from carpool.backends.ports import ExecutorGone, ExecutorPort, WaitableClock
+from carpool.backends.executors import ExecutorGone, ExecutorGroup, ExecutorPort, Introduction, WaitableClock
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import (
     Assign,

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match
 
-from carpool.backends.ports import ExecutorGone
+from carpool.backends.executors import ExecutorGone
 from carpool.core.errors import CarpoolError, InputError, InvalidTransition
 from carpool.service.admission import QuotaExceeded
 from carpool.service.auth import Forbidden

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from carpool.backends.ports import LOCAL
+from carpool.backends.executors import LOCAL
 from carpool.core.errors import JournalError
 from carpool.core.journal import Header, header_from_json, header_to_json, record_from_json, record_to_json
 from carpool.core.messages import JobSubmitted, Record

@@ -1,19 +1,56 @@
-"""Journal of a run folder: reads its store or the file of carpool 0.1, and imports such a file into a store."""
+"""Journal files: records as JSON lines (``--journal``), the journal of a run, and runs of carpool 0.1."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
+from typing import TextIO
 
 from carpool.backends.job_accounting import JobAccounting
-from carpool.backends.journal_file import read_journal_file
 from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError, JournalError, cause
-from carpool.core.journal import Header
+from carpool.core.journal import Header, JournalWriter, read_journal
 from carpool.core.messages import JobFinished, JobSubmitted, Record
 from carpool.runtime.executor.client_protocol import report_to_json
 from carpool.service.store.store import DATABASE, LOG, Store, has_store, read_records
+
+
+class JournalFile:
+    """An observer that appends every record to a file and flushes it."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        try:
+            self._stream: TextIO = path.open("w", encoding="ascii")
+        except OSError as error:
+            raise InputError(
+                f"the journal cannot be written: {cause(error)}", where=str(path), way_out="Name another file."
+            ) from None
+        self._writer = JournalWriter(self._stream, header)
+        self._stream.flush()
+
+    def record(self, record: Record) -> None:
+        self._writer.record(record)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Sync the file to disk and close it."""
+        if not self._stream.closed:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+
+
+def read_journal_file(path: Path) -> tuple[Header, list[Record]]:
+    """Header and records of a journal; a last line that was cut off is skipped."""
+    lines = path.read_text(encoding="ascii").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    header, records = read_journal(lines)
+    return header, list(records)
+
 
 _DRAFT = "import.part"
 

@@ -5,7 +5,7 @@ import pytest
 from carpool.core.errors import CarpoolError
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Neighbour, Placement
-from carpool.sim.worlds.scaling import ScalingWorld
+from tests.support.scaling_world import ScalingWorld
 
 SPEC = JobSpec(JobId("a"), 2, 10.0)
 WORLD = ScalingWorld(exponent=0.5, speeds={"V100": 3.0, "K80": 0.5}, start_s=2.0, resize_s=1.0)

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 
-from carpool.backends.executor_group import ExecutorGroup, Introduction, OrderRouter
+from carpool.backends.executors import ExecutorGroup, Introduction, OrderRouter
 from carpool.core.journal import Header
 from carpool.core.messages import Assign, AssignApplied, Fact, NodeJoined, NodeLost, Release
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, NodeId, Phase

@@ -1,0 +1,51 @@
+"""Options and output that verbs share: ``--json``, ``--log-level``, notes on stderr, and a guard for stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, redirect_stdout
+from typing import Any, TextIO
+
+import click
+
+from carpool.logs import FORMATS, LEVELS
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a JSON document, with schema version 1 unless it has another."""
+    click.echo(json.dumps({"schema": 1, **document}))
+
+
+def print_note(message: object) -> None:
+    """Print a note, warning or error to stderr."""
+    click.echo(f"carpool: {message}", err=True)
+
+
+def guard_stdout() -> AbstractContextManager[TextIO]:
+    """Redirect stdout to stderr, so that a user's policy that prints does not corrupt the result."""
+    return redirect_stdout(sys.stderr)
+
+
+def log_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add both options to a command; `default` names the level without them."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        level = click.option(
+            "--log-level",
+            type=click.Choice(LEVELS),
+            default=None,
+            help=f"What is logged to stderr: decisions and orders from info on. [default: {default}]",
+        )
+        fmt = click.option(
+            "--log-format",
+            type=click.Choice(FORMATS),
+            default=None,
+            help="text, or json for one object per line. [default: text]",
+        )
+        return level(fmt(command))
+
+    return add
