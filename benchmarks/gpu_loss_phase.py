@@ -37,8 +37,8 @@ from carpool.core.policy import Policy
 from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.jobs.job_file import ListedJob, parse_jobs
 from carpool.policies.registry import parse_policy
-from carpool.service.daemon.batch_run import RunRequest
 from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+from carpool.service.daemon.batch_run import RunRequest
 from tests.support.shared_executor import SharedExecutor
 
 HERE = Path(__file__).resolve().parent / "trials"

@@ -3,11 +3,11 @@
     python benchmarks/service_power_loss.py [--cases 300] [--jobs 24] [--seed 7] [--daemons 1]
 
 A real daemon takes jobs in and runs them; after every commit the files of its journal are kept. From these each case
-makes what a disk may hold after a power loss (see `tests.support.power_loss`): what was behind the last sync is cut off,
+makes what a disk may hold after a power loss (see `tests.support.power_loss`): what followed the last sync is cut off,
 flipped or zero; or, worse, bytes that were synced are damaged in one file, or in all. Each is opened twice as a store,
-once as a daemon's house; of every kind the first `--daemons` cases are started as real daemons that run what is left to
+once as a daemon; of every kind the first `--daemons` cases are started as real daemons that run what is left to
 its end. Columns: records that were synced, over all cases; kept; lost and named; lost in silence; jobs lost without
-their name; jobs that nobody submitted; cases in which the house opened; jobs that real daemons brought to their end.
+their name; jobs that nobody submitted; cases in which the daemon opened; jobs that real daemons brought to their end.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client import ExecutorOptions
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
+from carpool.service.daemon.loop import LoopOptions
 from tests.support.power_loss import DAMAGES, Damage, SnapshotCommit, StoreSnapshot, examine, lay_out
 
 OPTIONS = ExecutorOptions(mirror_s=0.5, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
@@ -59,12 +60,8 @@ class Row:
 
 def setup(state: Path, devices: tuple[LocalDevice, ...], camera: SnapshotCommit | None = None) -> DaemonOptions:
     """A daemon in a folder."""
-    plain = DaemonOptions(state, devices, "bench", "fifo", "fifo", OPTIONS)
-    return (
-        plain
-        if camera is None
-        else DaemonOptions(state, devices, "bench", "fifo", "fifo", OPTIONS, commit=camera.commit)
-    )
+    loop = LoopOptions() if camera is None else LoopOptions(commit=camera.commit)
+    return DaemonOptions(state, devices, "bench", "fifo", "fifo", options=OPTIONS, loop=loop)
 
 
 async def until(house: DaemonInstance, found: Callable[[], bool]) -> None:

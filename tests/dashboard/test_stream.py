@@ -24,7 +24,7 @@ def test_what_happens_meanwhile_is_told_at_once(open_room: Any) -> None:
             assert await anext(stream) == b"retry: 2000\n\n"
             listening = asyncio.create_task(told(stream))
             await asyncio.sleep(0)
-            feed = room.clerk._in.chronicle.feed
+            feed = room.clerk._in.events.feed
             for number in range(3):
                 feed.add(0.0, "progress", f"j{number}", "ada")
             feed.add(0.0, "decision")
@@ -44,7 +44,7 @@ def test_nobody_hears_of_others(open_room: Any) -> None:
             await anext(stream)
             listening = asyncio.create_task(told(stream))
             await asyncio.sleep(0)
-            feed = room.clerk._in.chronicle.feed
+            feed = room.clerk._in.events.feed
             feed.add(0.0, "progress", "hers", "ada")
             feed.add(0.0, "progress", "his", "ben")
             assert await listening == {"kinds": ["progress"], "jobs": ["his"]}
@@ -58,7 +58,7 @@ def test_the_stream_ends_with_the_feed(open_room: Any) -> None:
         async with open_room() as room:
             stream = page_events(room.clerk, Principal("root", Role.ADMIN), rest_s=0.0)
             await anext(stream)
-            room.clerk._in.chronicle.feed.close()
+            room.clerk._in.events.feed.close()
             assert [text async for text in stream if text.startswith(b"data")] == []
 
     asyncio.run(play())
