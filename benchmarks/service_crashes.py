@@ -24,6 +24,7 @@ from pathlib import Path
 
 from measured import save
 
+from carpool.backends.ports import LOCAL
 from carpool.core.model import JobId
 from tests.support.daemon_crash import SLOW_TRAINING, CrashingDaemon, check_journal, outcomes, read, steps_made
 
@@ -156,7 +157,7 @@ def run(
         sum(sum(steps.values()) - len(steps) for steps in made),
         len(entries),
         max(entry.mark.epoch for entry in entries),
-        len({entry.mark.life for entry in entries if entry.mark.life}),
+        len({life for entry in entries if (life := entry.mark.of(LOCAL).life)}),
         invariants,
         left,
         round(wall_s, 1),

@@ -30,6 +30,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client import ExecutorOptions
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
+from carpool.service.daemon.loop import LoopOptions
 from tests.support.power_loss import DAMAGES, Damage, SnapshotCommit, StoreSnapshot, examine, lay_out
 
 OPTIONS = ExecutorOptions(mirror_s=0.5, grace_s=0.5, tick_s=0.02, orphan_s=60.0)
@@ -59,12 +60,8 @@ class Row:
 
 def setup(state: Path, devices: tuple[LocalDevice, ...], camera: SnapshotCommit | None = None) -> DaemonOptions:
     """A daemon in a folder."""
-    plain = DaemonOptions(state, devices, "bench", "fifo", "fifo", OPTIONS)
-    return (
-        plain
-        if camera is None
-        else DaemonOptions(state, devices, "bench", "fifo", "fifo", OPTIONS, commit=camera.commit)
-    )
+    loop = LoopOptions() if camera is None else LoopOptions(commit=camera.commit)
+    return DaemonOptions(state, devices, "bench", "fifo", "fifo", options=OPTIONS, loop=loop)
 
 
 async def until(house: DaemonInstance, found: Callable[[], bool]) -> None:

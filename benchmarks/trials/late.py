@@ -38,6 +38,7 @@ class LateRun(BatchRun):
 
     submit_s: Mapping[str, float]
     waiting: set[JobId]
+    begun: asyncio.Event
 
     @classmethod
     def prepare(
@@ -50,7 +51,7 @@ class LateRun(BatchRun):
         """Open the run; jobs are submitted in it at these seconds."""
         waiting = {spec.id for spec, _ in request.jobs if submit_s.get(spec.id, 0.0) > 0.0}
         run = cls.open(request, folder, start, end=EndWhenAllSubmitted(waiting))
-        run.submit_s, run.waiting = submit_s, waiting
+        run.submit_s, run.waiting, run.begun = submit_s, waiting, asyncio.Event()
         return run
 
     async def run(self) -> RunEnd:
@@ -65,11 +66,11 @@ class LateRun(BatchRun):
             self.close()
 
     def _fresh(self) -> list[ListedJob]:
+        self.begun.set()
         return [job for job in super()._fresh() if job.spec.id not in self.waiting]
 
     async def _submit_late(self) -> None:
-        while not self.has_begun:  # noqa: ASYNC110 - the run has no event for it
-            await asyncio.sleep(0.005)
+        await self.begun.wait()
         began = time.monotonic()
         late = [job for job in self.request.jobs if job.spec.id in self.waiting]
         for job in sorted(late, key=lambda each: self.submit_s[each.spec.id]):

@@ -22,6 +22,7 @@ FORMATS = ("text", "json")
 LEVEL_VARIABLE, FORMAT_VARIABLE = "CARPOOL_LOG_LEVEL", "CARPOOL_LOG_FORMAT"
 
 _ROOT = "carpool"
+logging.getLogger(_ROOT).addHandler(logging.NullHandler())  # silent until configured
 _SECRET = re.compile(r"token|secret|password|credential|authorization|cookie|environment|api_?key", re.IGNORECASE)
 _MAX_VALUE = 2000  # characters of one field: an exception text may have megabytes
 _PLAIN = re.compile(r"[\w./:@%+,\-\[\]]+")

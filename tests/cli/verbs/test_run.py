@@ -15,6 +15,7 @@ from carpool.cli.render.run_summary import as_document, print_summary
 from carpool.cli.support.run_lookup import look_up
 from carpool.cli.verbs import run as checked_start
 from carpool.cli.verbs import run as verb
+from carpool.core.errors import InputError
 from carpool.core.messages import (
     AssignApplied,
     Change,
@@ -28,6 +29,7 @@ from carpool.core.messages import (
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.service.daemon.batch_run import BatchRun, RunEnd
+from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
 from carpool.service.store.store import LOG
 from tests.support.fake_executor import FakeExecutor
 
@@ -323,6 +325,14 @@ def test_the_state_of_another_run_is_not_overwritten(machine: Machine, capsys: p
     assert run(["run", "jobs.toml", "--state", "mine"]) == 0
     assert run(["run", "jobs.toml", "--state", "mine"]) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_run_and_serve_keep_out_of_each_others_folders(machine: Machine, tmp_path: Path) -> None:
+    assert run(["run", "jobs.toml", "--state", "mine"]) == 0
+    with pytest.raises(InputError, match="holds a run"):
+        DaemonInstance.open(DaemonOptions(tmp_path / "mine", tuple(parse_devices("cpu:1")), "1"))
+    (tmp_path / "mine" / "run.json").unlink()
+    assert run(["run", "jobs.toml", "--state", "mine"]) == 2
 
 
 def test_overlapping_devices_are_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.service.store.journal_file import is_unfinished
+from carpool.service.store.store import has_store
 
 RUNS = Path(".carpool") / "runs"
 
@@ -41,6 +42,8 @@ def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRu
         raise InputError(
             "already holds a run", where=str(state), way_out="Continue it with --resume, or name another --state."
         )
+    if has_store(folder.path):
+        raise InputError("holds the state of a daemon", where=str(state), way_out="Name another --state.")
     return ChosenRun(file.name, file.jobs, folder)
 
 

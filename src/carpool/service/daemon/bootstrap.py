@@ -157,12 +157,14 @@ class DaemonInstance:
     def open(cls, options: DaemonOptions) -> DaemonInstance:
         """Hold the folder, private to its owner, and recover the state that its journal holds.
 
-        InputError where another daemon holds it, or for an unknown policy.
+        InputError where another daemon holds it or it is the folder of a run, or for an unknown policy.
         """
         if options.policy:
             options.find_policy(options.policy)
         with ExitStack() as undo:
             folder = RunFolder(options.state)
+            if folder.exists:
+                raise InputError("holds a run", where=str(options.state), way_out="Name another --state.")
             folder.make_private()
             folder.hold(by="daemon")
             undo.callback(folder.let_go)

@@ -1,0 +1,46 @@
+"""The architecture page: files of its walks exist, hold the names to read there, and are at most twelve per walk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+SOURCE = ROOT / "src" / "carpool"
+ROW = re.compile(r"^\| \d+ \| `(\S+\.py)` \| (.*) \|$", re.MULTILINE)
+
+
+def walks() -> dict[str, list[tuple[str, str]]]:
+    """Rows of each walk by its heading."""
+    part = PAGE.partition("## Walks")[2].partition("\n## ")[0]
+    found = {}
+    for section in part.split("\n### ")[1:]:
+        heading, _, rows = section.partition("\n")
+        found[heading] = ROW.findall(rows)
+    return found
+
+
+def test_there_are_four_walks() -> None:
+    assert len(walks()) == 4
+
+
+@pytest.mark.parametrize("heading", walks())
+def test_a_walk_leads_through_at_most_twelve_files_that_hold_what_it_names(heading: str) -> None:
+    rows = walks()[heading]
+    assert 0 < len(rows) <= 12
+    assert len({file for file, _ in rows}) == len(rows)
+    for file, note in rows:
+        text = (SOURCE / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`([A-Za-z_.]+)`", note):
+            assert re.search(rf"\b(def|class) {name.rpartition('.')[2]}\b", text), f"{file} has no {name}"
+
+
+def test_files_of_tables_and_diagrams_exist() -> None:
+    named = re.findall(
+        r"(?:`|<br/>)((?:core|jobs|policies|predictors|runtime|backends|service|sim|cli)/[\w/]+\.py)", PAGE
+    )
+    assert len(named) > 40
+    assert [file for file in named if not (SOURCE / file).is_file()] == []
