@@ -43,17 +43,55 @@ def _date(value: object) -> datetime | None:
         return None
 
 
-KEYS = (
-    *("name", "entry", "args", "sweep", "at_most", "command", "python", "folder", "environment"),
-    *("devices", "min_devices", "max_devices", "kinds", "memory", "cpus", "ram", "disk"),
-    *("weight", "priority", "deadline", "user", "after"),
-    *("batch", "exact", "shards", "sync_batchnorm", "deterministic", "graph", "seed"),
-    *("precision", "channels_last"),
-    *("checkpoint_every", "keep", "time_limit", "retries", "notify"),
-)
+class JobKey(NamedTuple):
+    """A key of a ``[[job]]`` table: the type of its value, its default, and what it means."""
+
+    type: str  # named in `service.http.schemas`, which checks it in requests
+    default: Any
+    help: str = ""
+
+
+# The only declaration of job keys: the job-file reader accepts these, and the HTTP API's schema is made from them.
+KEYS = {
+    "name": JobKey("name", ...),
+    "entry": JobKey("text", "", "Training to run: file.py:function, or package.module:function."),
+    "args": JobKey("table", {}, "Arguments of the entry."),
+    "sweep": JobKey("lists", {}, "Lists of values; one job per combination."),
+    "at_most": JobKey("count", 0, "How many jobs of the sweep may wait or run at once; 0: all."),
+    "command": JobKey("texts", [], "Program and arguments to run instead of an entry."),
+    "python": JobKey("text", "", "Interpreter of a command that begins with python."),
+    "folder": JobKey("text", "", "Working folder, relative to the submission's."),
+    "environment": JobKey("variables", {}, "Environment variables; stored by the daemon, never returned."),
+    "devices": JobKey("count", 0, "Devices requested."),
+    "min_devices": JobKey("count", 0, "Fewest devices it can run on."),
+    "max_devices": JobKey("count", 0, "Most devices it may use."),
+    "kinds": JobKey("text or texts", [], "Allowed device types; empty: all."),
+    "memory": JobKey("bytes", 0, "Memory per device: bytes, or 6GiB."),
+    "cpus": JobKey("count", 0, "CPU cores per device."),
+    "ram": JobKey("bytes", 0, "RAM per device: bytes, or 16GiB."),
+    "disk": JobKey("bytes", 0, "Disk space per node: bytes, or 90GiB."),
+    "weight": JobKey("weight", 1.0),
+    "priority": JobKey("priority", "normal"),
+    "deadline": JobKey("seconds or none", None, "When it should finish: a duration such as 8h, or a time."),
+    "user": JobKey("text", "", "Ignored: the owner is the caller."),
+    "after": JobKey("name or names", [], "Jobs of this submission to wait for."),
+    "batch": JobKey("batch", {}),
+    "exact": JobKey("switch", False),
+    "shards": JobKey("shards", 8),
+    "sync_batchnorm": JobKey("switch", False),
+    "deterministic": JobKey("switch", True),
+    "graph": JobKey("switch", True),
+    "seed": JobKey("seed", 0),
+    "precision": JobKey("precision", ""),
+    "channels_last": JobKey("switch", False),
+    "checkpoint_every": JobKey("seconds", 60.0),
+    "keep": JobKey("keep", 2),
+    "time_limit": JobKey("seconds", 0.0),
+    "retries": JobKey("retries", 3),
+    "notify": JobKey("text or texts", [], "Command or URL to notify when the job ends."),
+}
 _OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # not allowed in [defaults]
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}", re.ASCII)
-_DEFAULT_SHARDS = 8
 
 
 class ListedJob(NamedTuple):
@@ -175,7 +213,7 @@ def _job(name: str, table: Table, folder: Path) -> ListedJob:
 
 def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> Program:
     exact = table.flag("exact")
-    shards = table.whole("shards", _DEFAULT_SHARDS)
+    shards = table.whole("shards", KEYS["shards"].default)
     if shards & (shards - 1):
         raise InputError(f"shards is {shards}", where=table.where, way_out="Write a power of two: 1, 2, 4, 8, 16 …")
     if "shards" in table.values and not exact:
