@@ -77,11 +77,9 @@ class Nvml:
         return int(memory.total) if memory is not None else 0
 
     def processes(self, index: int) -> list[GpuProcess] | None:
-        """The processes that compute on a GPU."""
         return _processes(self._query_device(index, "nvmlDeviceGetComputeRunningProcesses"))
 
     def mps_processes(self, index: int) -> list[GpuProcess] | None:
-        """The clients of MPS that compute on a GPU."""
         return _processes(self._query_device(index, "nvmlDeviceGetMPSComputeRunningProcesses"))
 
     def multiprocessors(self, index: int) -> int | None:

@@ -21,7 +21,6 @@ class Table:
         self.where = where
 
     def only(self, keys: Iterable[str]) -> None:
-        """Refuse unknown keys."""
         known = list(keys)
         for key in self.values:
             if key not in known:
@@ -45,7 +44,6 @@ class Table:
         return value if isinstance(value, bool) else self._refuse(key, "Write true or false.")
 
     def whole(self, key: str, default: int, *, least: int = 1) -> int:
-        """An integer of at least `least`."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or (value < least and key in self.values):
             self._refuse(key, f"Write an integer of at least {least}.")
@@ -67,7 +65,6 @@ class Table:
         return str(value) if value in among else self._refuse(key, f"Write {words}.")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """A nested table of JSON values."""
         value = self.values.get(key, {})
         if not isinstance(value, Mapping):
             self._refuse(key, "Write a table: { lr = 0.1 }.")

@@ -48,7 +48,6 @@ class GraphTail:
         weakref.finalize(self, load().cuGraphExecDestroy, self._executable).atexit = False
 
     def launch(self, stream: int) -> None:
-        """Enqueue it on a stream, given by its handle."""
         call("cuGraphLaunch", self._executable, ctypes.c_void_p(stream))
 
 

@@ -73,12 +73,10 @@ class ProcessHandle:
         self.close()
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         if self._fd >= 0:
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop watching the process."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -24,11 +24,9 @@ class StreamSignal:
         call("cuMemHostGetDevicePointer_v2", ctypes.byref(self._word), address, ctypes.c_uint(0))
 
     def hold_until(self, number: int) -> None:
-        """Delay all later work of the stream until the word is at least `number`."""
         stream = ctypes.c_void_p(self._stream.cuda_stream)
         call("cuStreamWaitValue32_v2", stream, self._word, ctypes.c_uint(number), ctypes.c_uint(_AT_LEAST))
 
     def reach(self, number: int) -> None:
-        """Write `number` once all earlier work of the stream is done."""
         stream = ctypes.c_void_p(self._stream.cuda_stream)
         call("cuStreamWriteValue32_v2", stream, self._word, ctypes.c_uint(number), ctypes.c_uint(0))

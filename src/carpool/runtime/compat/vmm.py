@@ -24,29 +24,22 @@ class Region(Protocol):
     """A reserved address range whose first `size` bytes are in use."""
 
     @property
-    def size(self) -> int:
-        """Bytes in use."""
-        ...
+    def size(self) -> int: ...
 
     def grow(self, num_bytes: int) -> int:
         """Map more memory behind what is in use; the offset at which it begins."""
-        ...
 
     def bytes(self) -> Tensor:
         """What is in use, as a tensor of bytes."""
-        ...
 
     def clear(self) -> None:
         """Free everything that is in use; it must be mapped."""
-        ...
 
     def unmap(self) -> None:
         """Give the memory back and keep the addresses."""
-        ...
 
     def map(self) -> None:
         """Map memory, with undefined content, to the addresses in use."""
-        ...
 
 
 class HostRegion:
@@ -130,7 +123,7 @@ class CudaRegion:
         self._handles: list[ctypes.c_ulonglong] = []
         self._reserve = _rounded(reserve)
         base, zero = ctypes.c_ulonglong(), ctypes.c_ulonglong(0)
-        _call("cuMemAddressReserve", ctypes.byref(base), _size(self._reserve), _size(0), zero, zero)
+        _call("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(self._reserve), ctypes.c_size_t(0), zero, zero)
         self.base = base.value
         self.size = 0
 
@@ -152,24 +145,23 @@ class CudaRegion:
 
     def unmap(self) -> None:
         """Give the memory back; no pending work of the device may access it."""
-        _call("cuMemUnmap", ctypes.c_ulonglong(self.base), _size(self.size))
+        _call("cuMemUnmap", ctypes.c_ulonglong(self.base), ctypes.c_size_t(self.size))
         for handle in self._handles:
             _call("cuMemRelease", handle)
         self._handles.clear()
 
     def map(self) -> None:
-        """Map one piece of memory to all addresses in use."""
         self._map(0, self.size)
 
     def _map(self, start: int, num_bytes: int) -> None:
         handle, zero = ctypes.c_ulonglong(), ctypes.c_ulonglong(0)
         properties = _Properties(type=_PINNED, location=self._location)
         address = ctypes.c_ulonglong(self.base + start)
-        _call("cuMemCreate", ctypes.byref(handle), _size(num_bytes), ctypes.byref(properties), zero)
+        _call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(num_bytes), ctypes.byref(properties), zero)
         self._handles.append(handle)
-        _call("cuMemMap", address, _size(num_bytes), _size(0), handle, zero)
+        _call("cuMemMap", address, ctypes.c_size_t(num_bytes), ctypes.c_size_t(0), handle, zero)
         access = _Access(self._location, _READ_WRITE)
-        _call("cuMemSetAccess", address, _size(num_bytes), ctypes.byref(access), _size(1))
+        _call("cuMemSetAccess", address, ctypes.c_size_t(num_bytes), ctypes.byref(access), ctypes.c_size_t(1))
 
 
 class ScratchPool:
@@ -191,7 +183,6 @@ class ScratchPool:
 
     @property
     def id(self) -> Any:
-        """What a capture names the pool by."""
         return self._pool.id
 
 
@@ -206,7 +197,3 @@ def _call(name: str, *args: object) -> None:
 
 def _rounded(num_bytes: int) -> int:
     return -(-num_bytes // _CHUNK) * _CHUNK
-
-
-def _size(value: int) -> ctypes.c_size_t:
-    return ctypes.c_size_t(value)

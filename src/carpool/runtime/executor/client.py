@@ -52,7 +52,6 @@ class ExecutorSocket:
 
     @property
     def is_answered(self) -> bool:
-        """Whether an executor listens."""
         end = self.connect()
         if end is not None:
             end.close()
@@ -123,7 +122,6 @@ class ExecutorSocket:
 
     @property
     def log_tail(self) -> str:
-        """The end of the executor's log."""
         with contextlib.suppress(OSError):
             return (self._folder / _LOG).read_text(encoding="utf-8", errors="replace").strip()[-300:]
         return ""
@@ -261,11 +259,9 @@ class ExecutorClient:
         self._send({"do": "introduce", "job": job, "program": program.as_json(), "resume": resume})
 
     def carry(self, orders: Sequence[Order]) -> None:
-        """Send orders."""
         self._send({"do": "carry", "orders": [order_to_json(order) for order in orders]})
 
     def forget(self, job: JobId) -> None:
-        """Drop a job that is over."""
         self._send({"do": "forget", "job": job})
 
     def acknowledge(self, number: int) -> None:

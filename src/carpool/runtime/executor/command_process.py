@@ -100,7 +100,6 @@ class CommandProcess:
         return self._exited.is_set()
 
     async def wait(self) -> None:
-        """Wait until no process of it is left."""
         await self._exited.wait()
         self.close()
 
@@ -234,7 +233,6 @@ class CommandProcess:
         loop.add_reader(handle, on_exit)
 
     async def _finish(self, process: subprocess.Popen[bytes], receiving: asyncio.Task[None]) -> None:
-        """Handle the last messages of its session, then its exit."""
         await asyncio.wait({receiving}, timeout=_DRAIN_S)
         if self._channel is not None:
             self._channel.close()

@@ -55,7 +55,6 @@ class CommandState:
 
     @property
     def is_solo(self) -> bool:
-        """Whether it runs on a single device."""
         return len(self.slots) == 1
 
     def order(self, at: float, target: Target) -> list[CommandAction]:
@@ -65,7 +64,6 @@ class CommandState:
         return self._reconcile(at)
 
     def message(self, at: float, message: Message) -> list[CommandAction]:
-        """Handle a message of the command's session."""
         match message:
             case Joined(step):
                 self.has_session, self.steps = True, step
@@ -115,7 +113,6 @@ class CommandState:
         return self._reconcile(at)
 
     def tick(self, at: float) -> list[CommandAction]:
-        """Enforce the time limit."""
         if self.slots and self._time_limit_s and at - self._since > self._time_limit_s and not self._failure:
             self._failure = f"exceeded its time limit of {self._time_limit_s:g} s"
         return self._reconcile(at)

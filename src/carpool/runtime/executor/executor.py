@@ -114,7 +114,6 @@ class Executor:
         self.stopped = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the fork server and the MPS daemon."""
         await asyncio.gather(self._pool.start(), self._mps.start())
 
     @property
@@ -123,7 +122,6 @@ class Executor:
         return self._pool.broken
 
     async def close(self) -> None:
-        """Kill all processes and release all resources."""
         for command in self._commands.values():
             command.kill()
         await self._pool.stop()
@@ -152,7 +150,6 @@ class Executor:
             self._flush()
 
     def remove_job(self, job: JobId) -> None:
-        """Kill what is left of a job and drop it."""
         self.jobs.forget(job)
         if job in self._trainings:
             self._run(self._trainings[job], self._trainings[job].machine.stop(self._clock(), checkpoint=False))
@@ -204,7 +201,6 @@ class Executor:
         self._flush()
 
     def tick(self) -> None:
-        """Handle all that depends on time."""
         at = self._clock()
         was_delayed = at - self._ticked_at > _MAX_TICK_DELAY * self._options.tick_s
         self._ticked_at = at
@@ -223,7 +219,6 @@ class Executor:
     # -- events of workers --------------------------------------------------------------------------------------------
 
     def on_message(self, key: WorkerKey, message: Message) -> None:
-        """Handle a worker's message: of turns and memory in the arbiter, all others in the job's state machine."""
         if isinstance(message, Alive) or self._launcher.on_message(key, message):
             return
         training, at = self._trainings[JobId(key[0])], self._clock()
@@ -272,7 +267,6 @@ class Executor:
         return False
 
     def on_exit(self, key: WorkerKey, why: str) -> None:
-        """Handle the exit of a worker's process."""
         if self._launcher.on_exit(key, why):
             return
         training, worker = self._trainings[JobId(key[0])], key[1]
@@ -369,15 +363,11 @@ class Executor:
         training.close()
 
     def _flush(self) -> None:
-        """End the handling of one event: send the facts of this instant."""
         self._batcher.flush()
         if self.is_stopping and self.jobs.is_over:
             self.stopped.set()
 
-    # -- time slicing -------------------------------------------------------------------------------------------------
-
     def _update_time_slicing(self, at: float) -> None:
-        """Time-slice the jobs that cannot compute on their devices at the same time."""
         slots = {job: t.state.target.slots for job, t in self._trainings.items() if not t.state.is_over}
         # A program with its own loop can wait for one turn, not for several.
         commands = {job: command.state for job, command in self._commands.items() if command.state.has_session}
@@ -408,17 +398,13 @@ class Executor:
         self._arbiter.request_turn(at, key, training.slot_on(device), multi_step=solo, can_queue=solo)
 
     def _send_to_sharer(self, key: WorkerKey, message: Message) -> None:
-        """Send a message about turns or memory to a worker or to a command's session."""
         job = JobId(key[0])
         if job in self._commands:
             self._commands[job].send(message)
         else:
             self._pool.send(key, message)
 
-    # -- commands -----------------------------------------------------------------------------------------------------
-
     def on_command(self, command: CommandProcess, facts: Sequence[Fact], reports: Sequence[Report]) -> None:
-        """Forward the facts and reports of a command."""
         for report in reports:
             self._report(report)
         for fact in facts:
@@ -428,7 +414,6 @@ class Executor:
             self._arbiter.remove(self._clock(), (command.state.job, 0))
 
     def on_session_message(self, command: CommandProcess, message: Message) -> None:
-        """Handle a message of a program with its own loop."""
         at, key = self._clock(), (command.state.job, 0)
         if isinstance(message, Joined):
             self._update_time_slicing(at)
@@ -439,10 +424,7 @@ class Executor:
             self._arbiter.remove(at, key)
         self._flush()
 
-    # -- MPS ----------------------------------------------------------------------------------------------------------
-
     def _on_mps_change(self) -> None:
-        """Start workers that waited for the daemon, and time-slice jobs if lanes were turned off."""
         self._update_time_slicing(self._clock())
         self._launcher.start_admitted()
         self._flush()

@@ -59,7 +59,6 @@ class JobFolder:
         return [StateCopy(step, path=str(path)) for step, path in sorted(found)]
 
     def batch_splits(self) -> list[BatchSplit]:
-        """How steps were split over devices."""
         splits: list[BatchSplit] = []
         for value in _lines(self._batch_splits):
             split = BatchSplit(value["step"], tuple(value["devices"]), tuple(value["parts"]))

@@ -37,7 +37,6 @@ class TrainingJob:
         self._segment: tuple[int, int] | None = None  # key and descriptor
 
     def slot_on(self, device: int) -> WorkerSlot:
-        """The slot of the current target on a device."""
         return next((slot for slot in self.state.target.slots if slot.device == device), WorkerSlot(device))
 
     def add_worker(self, worker: int, device: int) -> None:
@@ -60,11 +59,9 @@ class TrainingJob:
 
     @property
     def max_steps(self) -> int:
-        """Steps done by the worker that is furthest."""
         return max([self.state.steps_done, *map(self.steps_of, self._counters)])
 
     def descriptors_for(self, action: Send) -> tuple[int, ...]:
-        """The descriptors to send with a message."""
         if isinstance(action.memory, Segment):
             return (self._segment_fd(action.memory),)
         return () if action.memory is None else (self._mirror_fd(action.memory),)

@@ -57,7 +57,6 @@ class Launcher:
             self._launch(worker)
 
     def start_admitted(self) -> None:
-        """Start the waiting workers that are admitted now."""
         for worker in self._mps.take_admitted():
             self._launch(worker)
 
@@ -92,7 +91,6 @@ class Launcher:
         )
 
     def tick(self) -> None:
-        """Check the MPS daemon, the prewarmed processes and foreign processes."""
         self._mps.tick()
         self._warm.tick()
         in_use = {device for training in self._trainings.values() for device in training.devices.values()}

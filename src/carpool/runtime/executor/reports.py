@@ -127,7 +127,6 @@ class Outbox:
         return numbered
 
     def acknowledge(self, number: int) -> None:
-        """Drop all reports up to a number."""
         while self._kept and self._kept[0].number <= number:
             self._kept.popleft()
 

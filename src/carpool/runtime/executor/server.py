@@ -89,7 +89,6 @@ class ExecutorServer:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client, from its claim to the end of the connection."""
         try:
             claim = await _next(reader)
             if claim is None or not self._accept(claim, writer):
@@ -109,8 +108,6 @@ class ExecutorServer:
             if self._writer is writer:
                 self._on_disconnect()
             writer.close()
-
-    # -- claims -------------------------------------------------------------------------------------------------------
 
     def _accept(self, claim: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         if claim["epoch"] <= self._epoch:

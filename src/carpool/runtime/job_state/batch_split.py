@@ -174,21 +174,17 @@ class BatchSplitter:
         return known[-1].parts if is_same else ()
 
     def on_pass(self, slot: WorkerSlot, message: Contributed) -> None:
-        """Record the duration of a worker's pass and of its last update."""
         share = self.device_share(slot)
         self._speeds.measure(share, message.seconds, message.samples)
         self._update_sharding.measure(share, message.update_s, message.copy_s)
 
     def on_step(self, layout: StepLayout, sync_s: float) -> None:
-        """Record how long a step took beside its longest pass."""
         self._update_sharding.on_step([self.device_share(slot) for slot in layout.slots], layout.update_ranges, sync_s)
 
     def lr_gain_of(self, target: Target, size: int) -> float:
-        """The learning-rate gain of the target's batch size over the training's own on as many devices."""
         return self.lr_gain.of(self.batch_size(target, size), self.batch_size(replace(target, batch_size=0), size))
 
     def batch_size(self, target: Target, size: int) -> int:
-        """Samples per step on so many devices."""
         assert self.ready is not None
         own = target.batch_size or self._options.batch_size or self.ready.batch_size
         return min(own * size, self.ready.num_samples) if self._options.batch_per_device else own

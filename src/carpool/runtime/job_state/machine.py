@@ -83,7 +83,6 @@ class JobMachine:
     # -- events of workers --------------------------------------------------------------------------------------------
 
     def message(self, at: float, worker_id: int, message: Message) -> list[Action]:
-        """Handle a worker's message."""
         worker = self.state.workers.get(worker_id)
         if worker is None or worker.mode is WorkerMode.EXITING:
             return []
@@ -91,7 +90,6 @@ class JobMachine:
         return reconcile(self.state, at)
 
     def exited(self, at: float, worker_id: int, why: str, steps: int = 0) -> list[Action]:
-        """Handle the exit of a worker's process, which had done so many steps."""
         worker = self.state.workers.pop(worker_id, None)
         if worker is not None and worker.mode is not WorkerMode.EXITING:
             self.state.record_steps(worker, steps)
@@ -99,7 +97,6 @@ class JobMachine:
         return reconcile(self.state, at)
 
     def hung(self, at: float, worker_id: int, steps: int = 0) -> list[Action]:
-        """Kill a worker whose heartbeat stopped."""
         return self.faulted(at, worker_id, "sent no heartbeat and was killed", counts=True, steps=steps)
 
     def faulted(self, at: float, worker_id: int, how: str, *, counts: bool, steps: int = 0) -> list[Action]:
@@ -110,10 +107,7 @@ class JobMachine:
             self.state.kill_worker(at, worker, how, counts=counts)
         return reconcile(self.state, at)
 
-    # -- time ---------------------------------------------------------------------------------------------------------
-
     def tick(self, at: float) -> list[Action]:
-        """Enforce the grace period and the time limit, and write state copies that are due."""
         self._kill_overdue_workers(at)
         self._check_time_limit(at)
         self._copy_state(at)
@@ -140,9 +134,6 @@ class JobMachine:
         if first.mode is not WorkerMode.RUNNING or any(w.mode is WorkerMode.LOADING for w in state.workers.values()):
             return  # the older mirror is being read and must not be overwritten
         state.actions += state.copies.due(at, epoch.step, first.id)
-
-
-# -- messages of workers ----------------------------------------------------------------------------------------------
 
 
 def _on_message(state: JobState, at: float, worker: WorkerState, message: Message) -> None:

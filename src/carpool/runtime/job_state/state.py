@@ -65,7 +65,6 @@ class Acks:
         return Emit(ReleaseApplied(self._job, generation, float(step)))
 
     def final_generation(self, target: Target) -> int:
-        """The generation that the end of the job belongs to."""
         return target.generation if self._is_release else self.generation
 
 
@@ -219,7 +218,6 @@ class JobState:
 
     @property
     def ready(self) -> Ready | None:
-        """What the first worker reported about the training."""
         return self.splitter.ready
 
     @property
@@ -245,7 +243,6 @@ class JobState:
 
     @property
     def state_holders(self) -> list[WorkerState]:
-        """Workers at a step boundary that hold a state."""
         return [worker for worker in self.workers.values() if worker.has_state and worker.mode in AT_BOUNDARY]
 
     @property
@@ -263,7 +260,6 @@ class JobState:
         return {self.slot_key(slot) for slot in self.target.slots}
 
     def workers_on_target(self) -> list[int]:
-        """Workers that can take part on the target's slots, by slot."""
         found = {w.key: w.id for w in self.workers.values() if w.mode in AT_BOUNDARY | STEPPING}
         return [found[key] for key in map(self.slot_key, self.target.slots) if key in found]
 
@@ -351,8 +347,6 @@ class JobState:
     def on_progress(self, step: int) -> None:
         self.retry_budget.on_progress(step)
         self.actions += self.exclusive.on_progress(step)
-
-    # -- actions ------------------------------------------------------------------------------------------------------
 
     def fail(self, error: str) -> None:
         """Fail the job; the first error is the one reported."""

@@ -45,7 +45,6 @@ class StateCopies:
         self._saved_at = self._saved_at or at
 
     def publish(self, worker: int) -> Send:
-        """Have a worker write its state into a new mirror."""
         self._last_key += 1
         self._publisher, self._draft = worker, Mirror(self._last_key)
         return Send(worker, Publish(), self._draft)
@@ -60,7 +59,6 @@ class StateCopies:
         return [DropMirror(old.mirror, reusable=True)] if old is not None and old.mirror is not None else []
 
     def save(self, at: float, worker: int) -> Send:
-        """Have a worker write a checkpoint."""
         self._saver, self._saved_at = worker, at
         return Send(worker, Save())
 
@@ -79,7 +77,6 @@ class StateCopies:
         return [DropMirror(draft)]
 
     def load(self, worker: int, warmup_bytes: int = 0) -> Send:
-        """Have a worker load the newest copy."""
         assert self.newest is not None
         return Send(worker, Load(self.newest.path, warmup_bytes), self.newest.mirror)
 
@@ -94,7 +91,6 @@ class StateCopies:
         return True
 
     def due(self, at: float, step: int, worker: int) -> list[Action]:
-        """Have the mirror and the checkpoint written that are due."""
         actions: list[Action] = []
         interval_s = max(self._options.mirror_s, self._mirror_took_s / _MAX_MIRROR_SHARE)
         if not self.is_publishing and at - self._mirrored_at >= interval_s and step > self.step:

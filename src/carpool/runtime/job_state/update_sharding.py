@@ -146,13 +146,11 @@ class UpdateShardingPlanner:
         """
         key = tuple(shares)
         if key not in self._chosen:
-            if self._sharding is UpdateSharding.CHOSEN and not self._is_measured(shares):
+            is_measured = all(len(self._update_s.get(share, ())) >= SETTLED for share in shares)
+            if self._sharding is UpdateSharding.CHOSEN and not is_measured:
                 return ()
             self._chosen[key] = self._choose(sizes, key)
         return self._chosen[key]
-
-    def _is_measured(self, shares: Sequence[DeviceShare]) -> bool:
-        return all(len(self._update_s.get(share, ())) >= SETTLED for share in shares)
 
     def _choose(self, sizes: tuple[int, ...], shares: tuple[DeviceShare, ...]) -> Ranges:
         if self._sharding is not UpdateSharding.CHOSEN:

@@ -75,7 +75,6 @@ class DeviceState:
 
     @property
     def is_in_region(self) -> bool:
-        """Whether the state is in its region and can be swapped out."""
         return bool(self._segments)
 
     def enter_region(self) -> None:
@@ -142,7 +141,6 @@ class DeviceState:
             self.unmap_s.append(time.perf_counter() - copied)
 
     def swap_in(self, *, include_scratch: bool = True) -> None:
-        """Map memory again and start copying the state into it."""
         began = time.perf_counter()
         buffers = None if self.has_state else self._buffers
         if buffers is not None:
@@ -227,7 +225,6 @@ class _Copies:
             self._rest_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def start(self, device: Tensor, host: Tensor, weight_bytes: int) -> None:
-        """Copy the weights, then the rest."""
         end = host.numel()
         if not self._is_cuda:
             device[:end].copy_(host)

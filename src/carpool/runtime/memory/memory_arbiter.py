@@ -78,7 +78,6 @@ class MemoryArbiter(Generic[K]):
         self.needs[client] = need
 
     def enqueue(self, grant: TurnGrant[K]) -> None:
-        """Let a grant wait for memory."""
         self._waiting.append(grant)
         counts = self.counts.setdefault(grant.client, Counts())
         counts.turns += 1
@@ -92,7 +91,6 @@ class MemoryArbiter(Generic[K]):
             self._states.discard(client)
 
     def cancel(self, client: K) -> None:
-        """Drop the grants that a job waits for."""
         self._waiting = [grant for grant in self._waiting if grant.client != client]
 
     def on_exit(self, client: K) -> None:
@@ -138,7 +136,6 @@ class MemoryArbiter(Generic[K]):
             plan.swap_in.append(Admit(client, wholly))
 
     def _admit(self, client: K, running: K | None, swap_out: list[Evict[K]]) -> bool:
-        """Admit a job with state and scratch if they fit; otherwise evict others for it."""
         wanted = self._residents_with(running, client)
         if client not in wanted.scratches:  # does not fit beside the running job, which then has to leave too
             wanted = self._residents_without_running(client)
@@ -150,7 +147,6 @@ class MemoryArbiter(Generic[K]):
         return True
 
     def _evict(self, wanted: Residents[K], spared: set[K], swap_out: list[Evict[K]]) -> None:
-        """Swap out what is not wanted on the device."""
         for other in [*self._states]:
             if other in spared:
                 continue

@@ -20,7 +20,6 @@ class SwapClient:
 
     @property
     def is_disabled(self) -> bool:
-        """Whether the state never leaves the device."""
         return self._device_state is None
 
     def handle(self, order: SwapOut | SwapIn) -> None:
@@ -45,18 +44,15 @@ class SwapClient:
             self._send(SwappedOut(wholly=True))
 
     def swap_in(self, *, include_scratch: bool = True) -> None:
-        """Start copying the state in, perhaps while another worker computes."""
         if self._device_state is not None:
             self._device_state.swap_in(include_scratch=include_scratch)
 
     def await_weights(self) -> None:
-        """Make following kernels wait for the weights: a step begins."""
         if self._device_state is not None:
             self._device_state.swap_in()
             self._device_state.await_weights()
 
     def await_state(self) -> None:
-        """Make following kernels wait for the whole state, which they read or write."""
         self.await_weights()
         if self._device_state is not None:
             self._device_state.await_state()
@@ -73,7 +69,6 @@ class SwapClient:
             self._device_state.leave_region()
 
     def report_usage(self) -> None:
-        """Report the memory in use at the end of a turn, if it changed."""
         if self._device_state is None or not self._device_state.is_in_region:
             return
         need = self._device_state.memory_need()
@@ -83,10 +78,8 @@ class SwapClient:
             self._send(measured)
 
     def notes(self) -> tuple[str, ...]:
-        """Swap statistics for the job's story."""
         note = "" if self._device_state is None else self._device_state.note()
         return (note,) if note else ()
 
     def readable(self) -> AbstractContextManager[None]:
-        """Let the host read the state within the context."""
         return nullcontext() if self._device_state is None else self._device_state.readable()

@@ -108,7 +108,6 @@ class ChildProcess:
         theirs.close()
 
     def close(self) -> None:
-        """Kill it and wait for its exit."""
         self.socket.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)

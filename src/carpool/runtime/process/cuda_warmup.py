@@ -110,7 +110,7 @@ def _batch(device: torch.device) -> int:
 
 
 def _class_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
-    return cross_entropy(model(batch[0]), batch[1])
+    return cross_entropy(model(batch[0]), batch[1].flatten())
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -166,10 +166,6 @@ class _Attention(nn.Module):
         return logits
 
 
-def _token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
-    return cross_entropy(model(batch[0]), batch[1].flatten())
-
-
 def _padded_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
     tokens = batch[1].flatten()
     total = cross_entropy(model(batch[0]), tokens, ignore_index=0, reduction="sum", label_smoothing=0.1)
@@ -184,7 +180,7 @@ def _text(batch: int, *, is_fused: bool) -> Training:
         model=model,
         optimizer=adam(model.parameters(), lr=0.001),
         dataset=TensorData(tokens, tokens),
-        loss=_token_loss if is_fused else _padded_loss,
+        loss=_class_loss if is_fused else _padded_loss,
         batch_size=batch,
         stop=Stop(steps=1),
         clip_norm=1.0 if is_fused else None,

@@ -70,7 +70,6 @@ class EntryChecks:
         self.found: dict[str, str] = {}  # error by job; empty: the entry is fine
 
     def run(self, timeout_s: float) -> None:
-        """Call all entries, or as many as the timeout allows."""
         max_running = len(os.sched_getaffinity(0))
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0.0:

@@ -57,7 +57,6 @@ class ForkServer:
         self._stopping = False
 
     async def start(self) -> None:
-        """Start the process and wait until it can fork."""
         ours, theirs = pair()
         with theirs:
             program = [sys.executable, "-P", "-m", "carpool.runtime.process.forkserver"]
@@ -147,7 +146,6 @@ class _Server:
         self._poll.register(inbox, select.POLLIN)
 
     def serve(self) -> None:
-        """Serve until the executor closes the channel."""
         try:
             while True:
                 for ready, _ in self._poll.poll():

@@ -95,13 +95,13 @@ class WarmPool:
         gpu.workers.add(worker)
         process = self._fitting(gpu, begin)
         if process is None:
-            self._make_way(gpu)
+            if len(gpu.processes) + len(gpu.workers) > MAX_MPS_CLIENTS:
+                self._kill(gpu.usable()[:1])
             return None
         gpu.processes.remove(process)
         return process.key, f"started in a prewarmed process on {gpu.device.name} ({process.cost})"
 
     def tick(self) -> None:
-        """Kill processes that fit no job, and start one that is missing."""
         for number, gpu in self._gpus.items():
             if not self._size or gpu.failures >= _MAX_FAILURES:
                 continue
@@ -128,7 +128,6 @@ class WarmPool:
             self._kill([process for process in gpu.usable() if not process.is_warm])
 
     def owns(self, key: WorkerKey) -> bool:
-        """Whether this is a prewarmed process and no worker."""
         return key[0] == _NO_JOB
 
     def on_message(self, key: WorkerKey, message: Message) -> tuple[int, str]:
@@ -188,11 +187,6 @@ class WarmPool:
         device = gpu.device
         name = "cpu" if device.cuda is None else f"cuda:{device.cuda}"
         self._starter.prewarm(process.key, Prewarm(name, device.cores, self._heartbeat_s, process.environment))
-
-    def _make_way(self, gpu: _Gpu) -> None:
-        """Free an MPS client for a new worker."""
-        if len(gpu.processes) + len(gpu.workers) > MAX_MPS_CLIENTS:
-            self._kill(gpu.usable()[:1])
 
     def _on_failure(self, gpu: _Gpu, why: str) -> str:
         gpu.failures += 1

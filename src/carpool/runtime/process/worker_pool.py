@@ -31,7 +31,6 @@ class WorkerListener(Protocol):
 
     def on_exit(self, key: WorkerKey, why: str) -> None:
         """Called when the process has exited and all its messages were delivered."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +63,6 @@ class WorkerPool:
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why no fork server starts
 
     async def start(self) -> None:
-        """Start the fork server."""
         forkserver = self._make_forkserver(self._on_worker_exit, self._on_forkserver_death)
         await forkserver.start()
         self._forkserver = forkserver
@@ -75,11 +73,9 @@ class WorkerPool:
         self._start_process(key, begin, log, [log, *fds])
 
     def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None:
-        """Start a process for a job that is not known yet."""
         self._start_process(key, prewarm)
 
     def assign(self, prewarmed: WorkerKey, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
-        """Turn a prewarmed process into a worker."""
         process = self._processes[key] = self._processes.pop(prewarmed)
         process.key = key
         process.channel.send(begin, [log, *fds])
@@ -100,7 +96,6 @@ class WorkerPool:
             self._forkserver.kill(process.pid, signal.SIGKILL)
 
     def without_heartbeat(self, seconds: float) -> list[WorkerKey]:
-        """Workers that have sent nothing for so long."""
         limit = self._clock() - seconds
         return [p.key for p in self._processes.values() if p.pid and p.heard_at < limit and not p.exit.done()]
 
@@ -183,7 +178,6 @@ class WorkerPool:
             process.exit.set_result(why)
 
     def _on_forkserver_death(self, reason: str) -> None:
-        """Replace a fork server that died, and its workers with it."""
         log_event(_log, "forkserver_died", level=logging.WARNING, reason=reason)
         dead, self._forkserver = self._forkserver, None
         self._early_exits.clear()

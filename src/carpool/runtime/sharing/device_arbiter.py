@@ -50,7 +50,6 @@ class DeviceArbiter:
         return self._handoffs[device].descriptors
 
     def request_admission(self, at: float, key: WorkerKey, slot: WorkerSlot) -> None:
-        """Request the first turn of a worker under a memory cap."""
         self._swappable.add(key)
         self._first_turn.add(key)
         self._turns[slot.device].request(
@@ -85,7 +84,6 @@ class DeviceArbiter:
         self._turns[device].release(at, key)
 
     def cancel_turn(self, at: float, device: int, key: WorkerKey) -> None:
-        """End a worker's turn and drop its request."""
         self._turns[device].cancel(at, key)
         if device in self._memory:
             self._memory[device].cancel(key)
@@ -107,13 +105,11 @@ class DeviceArbiter:
             self._memory[device].on_exit(key)
 
     def remove(self, at: float, key: WorkerKey) -> None:
-        """Remove a client from all devices and grant what it held to others."""
         for device in self._turns:
             self.on_exit(at, device, key)
             self.grant_next(at, device)
 
     def grant_next(self, at: float, device: int) -> None:
-        """Grant a free device to the next worker, and swap memory in and out for those that come."""
         turns = self._turns[device]
         grant = turns.grant_next(at)
         self._handoffs[device].reach(turns.last_ended)

@@ -61,11 +61,9 @@ class HandoffSignal(Protocol):
 
     def hold_until(self, number: int) -> None:
         """Make all work queued from now on wait for this number."""
-        ...
 
     def reach(self, number: int) -> None:
         """Write this number when all work queued so far is done."""
-        ...
 
 
 def signal_of(handoff: DeviceHandoff, device: torch.device) -> HandoffSignal | None:

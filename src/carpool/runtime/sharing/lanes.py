@@ -62,7 +62,6 @@ class FaultIsolation(Generic[K]):
         return False
 
     def drain(self, clients: Iterable[K]) -> None:
-        """Wait for these clients to exit, without suspecting a job."""
         self._exiting.update(clients)
 
     def is_exiting(self, client: K) -> bool:

@@ -70,13 +70,11 @@ class MpsAdmission:
             await self._daemon.quit()
 
     def environment(self, device: int, lane: int) -> dict[str, str]:
-        """Variables that make a process an MPS client with this lane."""
         if self._daemon is None or device not in self._gpus or not self.has_lanes:
             return {}
         return self._daemon.environment(lane)
 
     def allows_warm_processes(self, device: int) -> bool:
-        """Whether processes without a job may be on a device."""
         if not self.has_lanes or device not in self._gpus:
             return True
         return self._is_running and not self._isolation[device].is_active
@@ -92,7 +90,6 @@ class MpsAdmission:
         return False
 
     def take_admitted(self) -> list[PendingWorker]:
-        """Remove and return the waiting workers that may start now."""
         admitted = [worker for worker in self.waiting if self.admit(worker)]
         self.waiting = [worker for worker in self.waiting if worker not in admitted]
         return admitted
@@ -107,7 +104,6 @@ class MpsAdmission:
         return any(worker.key == key for worker in self.waiting)
 
     def is_exiting(self, device: int, key: WorkerKey) -> bool:
-        """Whether a client is exiting because of an earlier fault."""
         return device in self._gpus and self._isolation[device].is_exiting(key)
 
     def on_fault(self, device: int, error: str, clients: Sequence[WorkerKey], jobs: Sequence[tuple[str, int]]) -> bool:
@@ -143,7 +139,6 @@ class MpsAdmission:
             isolation.clear(job)
 
     def tick(self) -> None:
-        """Restart the daemon if it has died."""
         if self._daemon is not None and not self._daemon.is_alive and self._restarting is None:
             self._restarting = asyncio.create_task(self._restart())
 

@@ -98,7 +98,6 @@ class MpsDaemon:
             raise MpsUnavailable(f"{CONTROL} did not start: {output or f'no answer within {_START_S:.0f} s'}")
 
     async def quit(self) -> None:
-        """Ask the daemon to quit, then kill what is left of it."""
         if self.is_alive:
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(self._send("quit"), _QUIT_S)

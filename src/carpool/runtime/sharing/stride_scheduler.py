@@ -148,7 +148,6 @@ class StrideScheduler(Generic[K]):
         self._hold(at, self._queued.pop(0) if self._queued else None)
 
     def cancel(self, at: float, key: K) -> None:
-        """End a client's grant and drop its request."""
         self._queued = [grant for grant in self._queued if grant.client != key]
         self.release(at, key)
         if key in self._clients:
@@ -180,7 +179,6 @@ class StrideScheduler(Generic[K]):
             self._granted_at, self._granted_steps, self._charged_at = at, grant.steps, at
 
     def _charge(self, at: float) -> None:
-        """Count the time that the holder has used."""
         assert self._held is not None
         client = self._clients[self._held.client]
         client.used += max(0.0, at - self._charged_at) / client.fraction
@@ -202,7 +200,6 @@ class StrideScheduler(Generic[K]):
         return min((*waiting, *expected), key=lambda item: self._urgency(at, item[1]))[0]
 
     def _after_its_turn(self, at: float, client: _Client) -> _Client:
-        """A queued client as it will be after its turn."""
         planned_s = client.step_s * self._steps_for(replace(client))
         return replace(client, requested_at=at, used=client.used + planned_s / client.fraction)
 

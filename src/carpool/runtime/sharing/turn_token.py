@@ -53,7 +53,6 @@ class TurnToken:
 
     @property
     def has_turn(self) -> bool:
-        """Whether the worker computes, or may start without another grant."""
         return bool(self.steps_left or self._number or self._grants)
 
     def hand_off(self, *, is_last: bool = False) -> None:
