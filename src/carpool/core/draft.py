@@ -28,7 +28,6 @@ class Draft:
 
     @property
     def occupancy(self) -> Occupancy:
-        """The occupancy after the changes so far."""
         return self.view.occupancy if self._free is None else self._free
 
     @property
@@ -40,7 +39,6 @@ class Draft:
         return self._changes
 
     def holding(self, job: Job) -> Allocation | None:
-        """What a job would hold after the changes so far."""
         change = self._changes.get(job.id)
         return job.desired if change is None else change.allocation
 
@@ -185,7 +183,9 @@ class Draft:
     def finish(self, reason: str, *, wake_at: float | None = None, note: object = None) -> Plan:
         """The plan: releases first, then assignments, each in the order they were made."""
         changes = tuple(
-            sorted(self._changes.values(), key=_is_assignment) if len(self._changes) > 1 else self._changes.values()
+            sorted(self._changes.values(), key=lambda change: change.allocation is not None)
+            if len(self._changes) > 1
+            else self._changes.values()
         )
         return Plan(changes, reason, wake_at, note, self._free)
 
@@ -200,7 +200,3 @@ def _in_lane(job: Job, allocation: Allocation) -> Allocation:
     if len(job.lane) != 1 or job.lane == (1.0,) or allocation.fractions != (1.0,):
         return allocation
     return allocation._replace(shares=tuple([share._replace(fraction=job.lane[0]) for share in allocation.shares]))
-
-
-def _is_assignment(change: Change) -> bool:
-    return change.allocation is not None

@@ -44,7 +44,6 @@ class Estimator(ABC):
     counts_steps: ClassVar[bool] = False  # rates are steps per second, whatever a step's batch size
     follows_losses: ClassVar[bool] = False  # `learning` answers once enough losses were reported
 
-    # ------------------------------------------------------------------------------------------------------- required
     @property
     @abstractmethod
     def version(self) -> int:
@@ -142,11 +141,9 @@ class DeclaredEstimator(Estimator):
     version: int = 0
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        """Devices held over devices asked for, times the share of each device."""
         return Estimate(placement.num_devices / spec.devices * placement.fraction / max(1.0, placement.load))
 
     def remaining(self, job: Job, at: float) -> Estimate:
-        """Declared work less work done."""
         return Estimate(job.remaining_at(at))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:

@@ -46,7 +46,6 @@ class HostUsage:
         return HostUsage(others) if others else NO_USAGE
 
     def taken(self, node: int, *, but: str = "") -> HostResources:
-        """Resources of a node reserved by all jobs, except `but`."""
         total = UNKNOWN
         for job, resources in self._by_node.get(node, {}).items():
             total = total if job == but else total.plus(resources)

@@ -47,7 +47,6 @@ class JournalWriter:
             self._write({"schema": SCHEMA, **header_to_json(header)})
 
     def record(self, record: Record) -> None:
-        """Append one record."""
         self._write(record_to_json(record))
 
     def _write(self, line: dict[str, Any]) -> None:

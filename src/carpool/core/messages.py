@@ -298,4 +298,3 @@ class Observer(Protocol):
 
     def record(self, record: Record) -> None:
         """Take in one call of `Scheduler.handle`."""
-        ...

@@ -158,7 +158,6 @@ class Metrics:
             resizes=self.resizes,
         )
 
-    # ---------------------------------------------------------------------------------------------------- folding
     def _on_submitted(self, at: float, fact: JobSubmitted) -> None:
         if not self.num_submitted:
             self.first_submit_s = at

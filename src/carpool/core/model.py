@@ -69,22 +69,18 @@ class JobSpec:
 
     @property
     def narrowest(self) -> int:
-        """Fewest devices it accepts."""
         return self.min_devices or self.devices
 
     @property
     def widest(self) -> int:
-        """Most devices it accepts."""
         return self.max_devices or self.devices
 
     @property
     def needs_host_resources(self) -> bool:
-        """Whether it requests cores, RAM or disk."""
         return bool(self.cpus or self.ram_bytes or self.disk_bytes)
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it has a priority or a deadline."""
         return bool(self.priority or self.deadline_s)
 
     def resources_for(self, num_devices: int) -> HostResources:
@@ -144,7 +140,6 @@ class Allocation(NamedTuple):
         return sum([len(share.devices) * share.fraction for share in shares])
 
     def same_devices(self, other: Allocation) -> bool:
-        """Whether another allocation has the same devices, whatever the shares."""
         if len(self.shares) == len(other.shares) == 1:
             return self.shares[0].devices == other.shares[0].devices
         return set(self.devices()) == set(other.devices())

@@ -127,7 +127,6 @@ class Occupancy:
                 mask = self._free[node.id]
                 self._recount(node, bank, mask, mask | _bits(node, bank.devices))
 
-    # ---------------------------------------------------------------------------------------------------- asking
     @property
     def num_free(self) -> int:
         return sum(self.free_devices.values())
@@ -146,7 +145,6 @@ class Occupancy:
         return self._nodes_by_free[kind]
 
     def residents(self, device: int) -> _Residents:
-        """The jobs that hold a share of a device."""
         found = self._residents.get(device)
         return self._base_residents.get(device, ()) if found is None else found
 
@@ -186,7 +184,6 @@ class Occupancy:
         is_free = self.free_mask(node.id) >> (device - node.devices.start) & 1
         return device in self.foreign_devices and not is_free and not self.residents(device)
 
-    # -------------------------------------------------------------------------------------------------- changing
     def fork(self) -> Occupancy:
         """A private copy; cost follows what is changed in it, not the cluster."""
         assert self._base_free is self._free, "a fork is not forked again"
@@ -273,7 +270,6 @@ class Occupancy:
         return True
 
     def give(self, job: JobId, allocation: Allocation) -> None:
-        """Release a job's allocation."""
         pieces = self._pieces(allocation)
         if self.host_usage is not NO_USAGE:
             for node, _, _, _, _ in pieces:
@@ -303,7 +299,6 @@ class Occupancy:
             self._hide_foreign()
 
     def absorb(self, fork: Occupancy) -> None:
-        """Adopt the changes made in a fork of this."""
         assert fork._base_free is self._free, "only a fork of this very map can be absorbed"
         self.free_devices = fork.free_devices
         self.host_usage = fork.host_usage
@@ -325,7 +320,6 @@ class Occupancy:
             self._recount(node, bank, mask, mask & ~_bits(node, bank.devices))
 
     def regain(self, node: Node) -> None:
-        """Put a lost node back into use, all free."""
         self.lost -= {node.id}
         for bank in node.banks:
             mask = self.free_mask(node.id)
@@ -363,7 +357,6 @@ class Occupancy:
             mask = self.free_mask(node.id)
             self._recount(node, bank, mask, mask | _bits(node, bank.devices))
 
-    # --------------------------------------------------------------------------------------------------- inside
     def _host(self, spec: JobSpec, pieces: Sequence[Piece], *, is_checked: bool) -> None:
         """Reserve a job's host resources; OutOfHostResources, with nothing changed, where a node lacks them."""
         counts: dict[NodeId, int] = {}

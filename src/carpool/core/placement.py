@@ -72,7 +72,6 @@ def place(free: Occupancy, kinds: Sequence[Kind], count: int, rule: PlacementRul
     return None
 
 
-# --------------------------------------------------------------------------------------------------------- pieces
 def fullest_fitting(free: Occupancy, kind: Kind, count: int, without: int = 0) -> Node | None:
     """The node with the fewest free devices of a kind that are at least `count`."""
     by_free = free.nodes_by_free(kind)

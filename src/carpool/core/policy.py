@@ -230,7 +230,6 @@ class PlanTimer:
         return self.is_triggered or self.wanted_at is not None or self.cadence.round_s > 0.0
 
     def is_due(self, at: float, *, has_jobs: bool) -> bool:
-        """Whether to plan now."""
         round_s = self.cadence.round_s
         if round_s:
             begun = _round_at(at, round_s)
@@ -241,7 +240,6 @@ class PlanTimer:
         return self.is_triggered and (self.planned_at is None or at >= self.planned_at + self._interval_s)
 
     def next_at(self, at: float, *, has_jobs: bool) -> float | None:
-        """When to plan next if nothing happens before."""
         round_s = self.cadence.round_s
         if round_s:
             return (_round_at(at, round_s) + 1) * round_s if has_jobs else None

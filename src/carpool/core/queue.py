@@ -36,7 +36,6 @@ class Sorted:
         return bool(self._chunks)
 
     def starting_at(self, entry: Entry) -> Iterator[Entry]:
-        """Entries that are not smaller than `entry`."""
         if not self._chunks:
             return
         where = self._chunk_of(entry)
@@ -47,12 +46,10 @@ class Sorted:
 
     @property
     def first(self) -> Entry:
-        """The smallest entry; there must be one."""
         return self._chunks[0][0]
 
     @property
     def last(self) -> Entry:
-        """The largest entry; there must be one."""
         return self._chunks[-1][-1]
 
     def add(self, entry: Entry) -> None:
@@ -175,7 +172,6 @@ class Queue:
         return self._by_demand
 
     def _merged(self, start: Entry, refused: Collection[Demand]) -> Iterator[Entry]:
-        """Entries from `start` on in order, of demands that are not refused."""
         heap = []
         for demand, entries in self._apart().items():
             if demand not in refused:

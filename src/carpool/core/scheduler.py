@@ -99,7 +99,6 @@ class Scheduler:
         self.timing = PlanTimer(cadence or policy.cadence)
         self._use(policy)
 
-    # ---------------------------------------------------------------------------------------------------- reading
     @property
     def cluster(self) -> Cluster:
         return self._state.cluster
@@ -119,7 +118,6 @@ class Scheduler:
 
     @property
     def outsiders(self) -> Mapping[DeviceId, OutsidersSeen]:
-        """Foreign processes by device."""
         return self._state.outsiders
 
     def has_seen(self, job: JobId) -> bool:
@@ -133,7 +131,6 @@ class Scheduler:
         return self._state.ended.get(job)
 
     def snapshot(self) -> Snapshot:
-        """What the policy would see now."""
         self._view.at = self.at
         return self._view
 
@@ -157,7 +154,6 @@ class Scheduler:
     def add_observer(self, observer: Observer) -> None:
         self._observers = (*self._observers, observer)
 
-    # --------------------------------------------------------------------------------------------------- handling
     def handle(self, at: float, facts: Sequence[Fact]) -> list[Order]:
         """Fold the facts of one instant, then plan at most once; returns the orders.
 
@@ -196,7 +192,9 @@ class Scheduler:
                 self.timing.is_triggered = True
             if (self.timing.may_be_due or self._ranks.is_waiting) and not self._order.fault:
                 planned = None if self._has_taken_over else self._take_over(at, orders)
-                if planned is None and self._is_due(at):
+                if planned is None and (
+                    self._ranks.is_partial or self.timing.is_due(at, has_jobs=bool(self._state.jobs))
+                ):
                     planned = self._decide(at, orders)
                 self.wake_at = self._next_wake(at)
         finally:  # facts are recorded even when the policy raises
@@ -274,7 +272,6 @@ class Scheduler:
                 ignored = [*(ignored or ()), place]
         return ignored or ()
 
-    # --------------------------------------------------------------------------------------------------- policies
     def _new_policy(self, facts: Sequence[Fact]) -> Policy | None:
         """The policy that facts switch to, the last one if several do; InputError for an unknown one."""
         another: Policy | None = None
@@ -286,7 +283,6 @@ class Scheduler:
         return another
 
     def _on_policy_changed(self, at: float, fact: PolicyChanged, orders: list[Order]) -> bool:
-        """Drop the previous policy's note and timer; the new one plans at once."""
         self.policy_text, self.policy_fault = fact.policy, fact.fault
         self._view.note = None
         self.timing.reset()
@@ -301,10 +297,6 @@ class Scheduler:
         self._has_taken_over = False
         state = self._state
         self._view = Snapshot(policy, state.occupancy, state.jobs, state.waiting, state.running_jobs, self._estimator)
-
-    # --------------------------------------------------------------------------------------------------- deciding
-    def _is_due(self, at: float) -> bool:
-        return self._ranks.is_partial or self.timing.is_due(at, has_jobs=bool(self._state.jobs))
 
     def _next_wake(self, at: float) -> float | None:
         if self._ranks.is_partial:

@@ -153,7 +153,6 @@ class Cluster:
         return self.nodes[bisect_right(self._firsts, device) - 1]
 
     def spot(self, device: int) -> tuple[Node, Bank]:
-        """The node and the bank that hold a device."""
         node = self.nodes[bisect_right(self._firsts, device) - 1]
         banks = node.banks
         if len(banks) == 1:

@@ -105,7 +105,6 @@ class MoveCost:
             self._learned = _Learned(self.moves_, self.seconds_, log(max(self.prior_s, _LEAST_S)))
         return [self._learned.answer(move) for move in moves]
 
-    # --------------------------------------------------------------------------------------------------------- files
     def save(self, path: str | Path) -> None:
         seen = {"moves": getattr(self, "moves_", []), "seconds": getattr(self, "seconds_", [])}
         Path(path).write_text(json.dumps({"schema": _SCHEMA, "prior_s": self.prior_s, **seen}), encoding="utf-8")

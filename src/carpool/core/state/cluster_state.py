@@ -127,7 +127,6 @@ class ClusterState:
         return self.order.running_jobs
 
     def check(self) -> None:
-        """Assert that jobs, queue, running jobs and occupancy agree."""
         held: dict[JobId, Job] = {key: job for key, job in self.jobs.items() if job.desired is not None}
         assert set(self.running_jobs) == set(held), "the running jobs are exactly those that hold devices"
         waiting = {key for key, job in self.jobs.items() if job.phase is Phase.WAITING}
@@ -145,9 +144,7 @@ class ClusterState:
         """InputError for facts that cannot be true, such as a second job of one name; nothing is changed."""
         validate_facts(facts, (self.jobs, self.ended), lambda name: self._node_named(name) is not None)
 
-    # -------------------------------------------------------------------------------------------------------- snapshots
     def as_snapshot(self) -> StateSnapshot:
-        """The state as values, without an instant."""
         jobs = tuple(sorted(self.jobs.values(), key=lambda job: job.seq))
         running = tuple(self.running_jobs)
         kept = (jobs, self.occupancy.lost, running, dict(self.ended), self._num_submitted)
@@ -172,7 +169,6 @@ class ClusterState:
                 self.occupancy.take(job.spec, job.desired, inf)
             self._store(job)
 
-    # ------------------------------------------------------------------------------------------------------------ plans
     def adopt(self, at: float, planned: Planned, orders: list[Order]) -> None:
         """Make a plan's changes the desired state; the occupancy has them already."""
         cluster = self.occupancy.cluster
@@ -196,13 +192,11 @@ class ClusterState:
         validate_plan(policy, self.jobs, changes)
         apply_changes(self.occupancy, self.jobs, changes, policy.max_virtual if most is None else most)
 
-    # ------------------------------------------------------------------------------------------------------------- jobs
     def _store(self, job: Job) -> None:
         self.jobs[job.spec.id] = job
         self.order.put(job)
 
     def _vacate(self, job: Job) -> None:
-        """Remove a job from occupancy and queue."""
         if job.desired is not None:
             self.occupancy.give(job.spec.id, job.desired)
         self.order.discard(job.spec.id)
@@ -248,7 +242,6 @@ class ClusterState:
             waited = [other for other in self._admission.dependents(job.id) if other in self.jobs]
             doomed += [(self.jobs[other], f"dependency {job.id!r} failed") for other in waited]
 
-    # ------------------------------------------------------------------------------------------------------------ facts
     def _on_submitted(self, at: float, fact: JobSubmitted, orders: list[Order]) -> bool:
         spec = fact.spec
         job = lifecycle.submitted(spec, self._num_submitted, at, blocked=not self._admission.enter(spec))

@@ -46,7 +46,6 @@ class JobOrder:
             self.put(job)
 
     def discard(self, job: JobId) -> None:
-        """Remove a job from the queue and the running jobs."""
         self.dequeue(job)
         try:
             self.running_jobs.discard(job)
@@ -64,7 +63,6 @@ class JobOrder:
             self.dequeue(job)
 
     def use(self, policy: Policy) -> None:
-        """Sort all jobs by another policy's keys."""
         self.policy, self.fault = policy, ""
         starts = self.running_jobs.by_start()
         self.running_jobs, self.waiting = RunningJobs(ordered=policy.keeps_running_order), Queue()

@@ -54,7 +54,6 @@ class Afs(Policy):
         return plan if plan.changes else Plan.NOTHING
 
     def _deal(self, stakes: list[_Stake], left: dict[Kind, int]) -> None:
-        """Assign devices until no job can use one more."""
         size = 1 << max(0, len(stakes) - 1).bit_length()
         tree: list[_Stake | None] = [None] * (2 * size)
         tree[size : size + len(stakes)] = [stake if stake.next_rate > 0.0 else None for stake in stakes]
@@ -69,7 +68,6 @@ class Afs(Policy):
                 tree[place] = self._better(tree[2 * place], tree[2 * place + 1])
 
     def _better(self, first: _Stake | None, second: _Stake | None) -> _Stake | None:
-        """The job to which the next device is worth more."""
         if first is None or second is None:
             return first or second
         if not first.count and not second.count:
@@ -123,7 +121,6 @@ class _Stake:
             self.kind = self._kinds[0]
 
     def grow(self, left: dict[Kind, int]) -> bool:
-        """Take the next devices if there are any and they help."""
         lacking = self.next_count - self.count
         options = [self.kind] if self.count else self._kinds
         kind = next((kind for kind in options if left[kind] >= lacking), None)

@@ -90,7 +90,6 @@ class Allox(Policy):
         return 1
 
     def _fitting(self, view: Snapshot, kind: Kind, first: list[Job]) -> list[Job]:
-        """Of the first jobs of a device type, those that fit by count."""
         left = view.occupancy.free_devices[kind]
         if self.preempt:
             left += sum(

@@ -102,7 +102,6 @@ class Las(Policy):
         return fresh, due
 
     def _after(self, view: Snapshot, outcome: PreemptionResult, ranking: _Ranking, seen: _Seen) -> _Seen:
-        """What the next plan may rely on."""
         stuck: dict[Demand, tuple[int, int, int]] = {}
         if all(view.jobs[job].spec.devices == 1 for job in outcome.released):  # a displaced gang may leave room
             stuck = {
@@ -180,7 +179,6 @@ class _Ranking:
         self._entries: list[Entry] = []
 
     def __call__(self, behind: Entry) -> list[Entry]:
-        """Running jobs ranked behind a waiting job."""
         if behind[:2] > self._seen.last:
             return []
         self._behind = behind[0], behind[1]

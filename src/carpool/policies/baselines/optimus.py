@@ -37,7 +37,7 @@ class Optimus(Policy):
         _deal(stakes, devices_in_use_or_free(view))
         draft = Draft(view)
         for stake in stakes:
-            if stake.count != stake.held or not stake.keeps_kind:
+            if stake.count != stake.held or kind_held(view, stake.job) != stake.kind:
                 draft.release(stake.job)
         rule = placement_rule(self.placement)
         for stake in sorted(stakes, key=lambda stake: stake.count):
@@ -66,10 +66,6 @@ class _Stake:
             self._kinds.insert(0, held)
         self.kind = self._kinds[0] if self._kinds else Kind("")
         self._remaining = view.estimates.steps_left(job, view.at)
-
-    @property
-    def keeps_kind(self) -> bool:
-        return kind_held(self._view, self.job) == self.kind
 
     def start(self, left: dict[Kind, int]) -> None:
         """Take the fewest devices it accepts, of the type it holds, else of the first with enough left."""

@@ -237,12 +237,9 @@ class Pollux(Policy):
         return draft.finish(reason, wake_at=view.at + self.interval_s if goals else None, note=note)
 
     def _goals(self, view: Snapshot, kind: Kind, jobs: Sequence[Job], pasts: dict[JobId, _Past]) -> list[_Goal]:
-        """Rows for the jobs assigned to a device type."""
         sizes = _sizes(view, kind)
         options = [self._options(view, kind, job, pasts[job.id], sizes, len(jobs)) for job in jobs]
-        stakes = [
-            self._stake(view, kind, job, pasts[job.id], choice) for job, choice in zip(jobs, options, strict=True)
-        ]
+        stakes = [self._stake(view, job, pasts[job.id], choice) for job, choice in zip(jobs, options, strict=True)]
         rows = search(sizes, stakes, Random(f"{self.seed}/{kind}/{view.at}"), self.iterations)
         goals = []
         for job, stake, choice, row in zip(jobs, stakes, options, rows, strict=True):
@@ -253,7 +250,6 @@ class Pollux(Policy):
     def _options(
         self, view: Snapshot, kind: Kind, job: Job, past: _Past, sizes: Sequence[int], num_jobs: int
     ) -> _Options:
-        """Speedup and best batch size for every number of devices the job may have now."""
         spec, capacity, node = job.spec, sum(sizes), max(sizes)
         most = max(self.growth * past.widest, spec.narrowest)
         top = min(most, capacity, spec.widest)
@@ -272,7 +268,7 @@ class Pollux(Policy):
             [batch for _, batch in spread],
         )
 
-    def _stake(self, view: Snapshot, kind: Kind, job: Job, past: _Past, options: _Options) -> Stake:
+    def _stake(self, view: Snapshot, job: Job, past: _Past, options: _Options) -> Stake:
         """A job's costs: its terms of the power mean, to be minimized."""
         age = view.at - job.submitted_at
         moves = max(0, past.placements - 1)

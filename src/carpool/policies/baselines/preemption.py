@@ -111,7 +111,6 @@ class _Contest:
                 self.outcome.refused[demand_of(job)] = (entry, short)
 
     def fill_up(self, waiting: PendingWorker) -> None:
-        """Start all jobs that fit into the free devices."""
         draft, refused, outcome = self._draft, set[Demand](), self.outcome
         for entry in merge(waiting(refused), sorted(outcome.released.values())):
             if not draft.num_free:
@@ -126,7 +125,6 @@ class _Contest:
                 refused.add(demand_of(job))
 
     def _has_behind(self, entry: Entry) -> bool:
-        """Whether a running job ranks behind a waiting one."""
         running = self._running
         if running is None:
             running = self._running = self._ask(entry)

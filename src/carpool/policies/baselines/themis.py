@@ -83,11 +83,9 @@ class Themis(Policy):
         return {job.id: rank for rank, job in enumerate([*first, *worst_first[offered:]])}
 
     def _is_over(self, view: Snapshot, job: Job) -> bool:
-        """Whether a lease ends now."""
         leases = (view.at - job.since) / self.lease_s
         return leases > 0.5 and abs(leases - round(leases)) <= _ROUNDING * max(1.0, leases)
 
     def _lease_end(self, view: Snapshot, job: Job) -> float:
-        """When the current lease of a running job ends, after now."""
         end = job.since + (floor((view.at - job.since) / self.lease_s + _ROUNDING) + 1) * self.lease_s
         return end if end > view.at else end + self.lease_s

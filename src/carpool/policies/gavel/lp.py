@@ -187,7 +187,6 @@ def _rho_at(multiple: float, prices: Floats, age_s: Floats, alone_s: Floats) -> 
     return float(brentq(excess, low, high))
 
 
-# --------------------------------------------------------------------------------------------------------- pieces
 def reaching(need: Floats, problem: Problem) -> Floats:
     """A central X among all that give every job the rate it needs."""
     rows, limits = _bounds(problem)

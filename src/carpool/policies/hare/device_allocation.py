@@ -95,7 +95,6 @@ class DeviceAllocator:
         self._quickest(self.dealt.filled, bid, self._choices(bid, self._slower))
 
     def fill_gaps(self, bid: Bid, leaders: Sequence[tuple[Job, Counts]]) -> None:
-        """Let a job run in the gaps of the first leader that is idle enough."""
         estimates, spec = self._view.estimates, bid.job.spec
         if spec.exact or bid.job.lane:
             return
@@ -114,7 +113,6 @@ class DeviceAllocator:
                     self.dealt.fillings[bid.job.id] = GapFill(leader.id, kind, count, idle[kind])
                     return
 
-    # ----------------------------------------------------------------------------------------------------- inside
     def _gain(self, bid: Bid, kind: Kind) -> float:
         """Gain per device-second of a type beyond its price."""
         stays = any(held == kind for held, _ in self._held.get(bid.job.id, ()))
@@ -140,7 +138,6 @@ class DeviceAllocator:
         return choices
 
     def _mixed(self, bid: Bid, kinds: list[Kind], least: float) -> list[tuple[float, Counts]]:
-        """The fastest remaining devices of several types, if they exceed a rate."""
         spec, width = bid.job.spec, bid.job.spec.widest
         counts: list[tuple[Kind, int]] = []
         for kind in sorted(kinds, key=lambda kind: -bid.speeds[kind]):

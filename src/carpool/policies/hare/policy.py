@@ -84,7 +84,6 @@ class Hare(Policy):
         )
         return plan if plan.changes or plan.wake_at or plan.note else Plan.NOTHING
 
-    # ---------------------------------------------------------------------------------------------------- valuing
     def _beliefs(self, view: Snapshot, jobs: Sequence[Job], demand: Demand, capacity: Mapping[Kind, int]) -> Beliefs:
         """The last solution, or a new one when it is old or the devices have changed."""
         old = Beliefs.of_note(view.note)
@@ -105,7 +104,6 @@ class Hare(Policy):
         """Age less the time in which the job would have received its service at full size."""
         return view.at - job.submitted_at - view.attained_s(job) / job.spec.widest
 
-    # ---------------------------------------------------------------------------------------------------- dealing
     def _deal(
         self,
         view: Snapshot,

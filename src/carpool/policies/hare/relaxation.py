@@ -46,7 +46,6 @@ class Demand:
 
     @property
     def shortest_s(self) -> Floats:
-        """The shortest possible time of each job."""
         return np.asarray(self.work / (self.widths * self.speeds.max(axis=1)), dtype=np.float64)
 
 

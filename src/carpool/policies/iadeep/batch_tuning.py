@@ -168,7 +168,6 @@ class BatchTuning:
         return log(float(self._weights @ found))
 
     def interference(self, vector: Vector) -> dict[JobId, float]:
-        """IF of each job, as reported under this vector."""
         return {job.id: slower for job, (_, slower) in zip(self._jobs, self._measured(vector), strict=True)}
 
     def propose(self, trial: Trial | None, most: int) -> Vector | None:
@@ -213,7 +212,6 @@ class BatchTuning:
         return tuple(map(Setting, self._fractions, self._rows[row]))
 
     def _fitting(self, axes: Sequence[Sequence[int]], capacity: int) -> list[tuple[int, ...]]:
-        """Rows whose memory fits together."""
         rows = list(product(*axes))
         if not capacity:
             return rows

@@ -196,7 +196,6 @@ class IADeep(Policy):
             return Plan.NOTHING
         return draft.finish("; ".join(words) or "shares and batch sizes stay unchanged", wake_at=look_at, note=note)
 
-    # -------------------------------------------------------------------------------------------------------- placing
     def _admit(self, draft: Draft, flow: CompletionForecast) -> Iterator[str]:
         if not draft.view.waiting:
             return
@@ -264,9 +263,7 @@ class IADeep(Policy):
             moved.update(held.devices())
             yield f"{job.id} moves to a free device and saves {saved:.0f} s"
 
-    # --------------------------------------------------------------------------------------------------------- tuning
     def _retune(self, draft: Draft, flow: CompletionForecast, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Assign shares to the current jobs of a device, and start tuning their batch sizes."""
         residents = residents_of(draft, device)
         if trials.knows(device, residents) or any(job.spec.devices > 1 for job in residents):
             return
@@ -286,7 +283,6 @@ class IADeep(Policy):
         yield f"starts from batch sizes {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
     def _review(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Record the current setting's result; try the next setting or keep the best."""
         trial, at = trials.get(device), draft.view.at
         residents = residents_of(draft, device)
         if trial is None or trial.look_at is None or at < trial.look_at or not trials.knows(device, residents):
@@ -336,7 +332,6 @@ class _Queue:
         self.refresh(*draft.occupancy.shared_devices())
 
     def refresh(self, *devices: DeviceId) -> None:
-        """Update devices that jobs have joined."""
         for device in devices:
             kind = self._draft.view.cluster.kind_of(device)
             colocated = self._flow.colocated(device, residents_of(self._draft, device))

@@ -62,7 +62,6 @@ class LossPhaseLiteral(Policy):
         wake_at = None if note["older"] or len(pair) < 2 else view.at + self._left_s(view, pair, note)
         return draft.finish(note["why"] + queue, wake_at=wake_at, note=note)
 
-    # ------------------------------------------------------------------------------------------------------ comparing
     def _compared(self, view: Snapshot, pair: Sequence[Job]) -> _Note:
         """The state of the pair: started, still compared, or decided."""
         names = [str(job.id) for job in pair]
@@ -99,7 +98,6 @@ class LossPhaseLiteral(Policy):
         return min([job.done_at(view.at) - since for job, since in zip(pair, note["since"], strict=True)]) + 1e-6
 
     def _left_s(self, view: Snapshot, pair: Sequence[Job], note: _Note) -> float:
-        """Seconds until both have made their iterations."""
         lacking = [
             self.iterations - (job.done_at(view.at) - since) for job, since in zip(pair, note["since"], strict=True)
         ]
@@ -108,7 +106,6 @@ class LossPhaseLiteral(Policy):
         return longest if 0.1 < longest < inf else _SOON_S
 
     def _keep_batch(self, draft: Draft, job: Job) -> None:
-        """Keep the batch size per device, if configured and known."""
         spec, held = job.spec, draft.holding(job)
         if self.batch == "device" and spec.batch_size and held is not None:
             batch_size = max(1, spec.batch_size * held.num_devices // spec.devices)

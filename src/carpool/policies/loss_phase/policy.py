@@ -133,7 +133,7 @@ class LossPhase(Policy):
         """When to plan again: with several jobs, sooner while estimates are uncertain."""
         if len(stakes) < 2 or not self.interval_s:
             return None
-        unsure = any(stake.job.desired is not None and stake.is_unsure for stake in stakes)
+        unsure = any(stake.job.desired is not None and stake.left.std > _UNSURE * stake.left.mean for stake in stakes)
         return view.at + (0.25 * self.interval_s if unsure else self.interval_s)
 
 
@@ -144,10 +144,6 @@ class _Stake(NamedTuple):
     kind: Kind
     held: int
     left: Estimate
-
-    @property
-    def is_unsure(self) -> bool:
-        return self.left.std > _UNSURE * self.left.mean
 
     def speeds(self, view: Snapshot, num_devices: int) -> Floats:
         """Its rate on 0, 1, … devices; 0 below its minimum, constant above its maximum."""

@@ -39,7 +39,6 @@ class ColocationGroup(NamedTuple):
 
     @property
     def fraction(self) -> float:
-        """Share of each device for each job."""
         return 1.0 / len(self.rows)
 
 

@@ -122,7 +122,6 @@ def rate_when_spread(view: Snapshot, job: Job, offer: Offer) -> OptionRate:
     return OptionRate(view.estimates.rate(job.spec, Placement(groups)).mean)
 
 
-# --------------------------------------------------------------------------------------------------------- pieces
 def _holdings(
     view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache
 ) -> list[Held | None]:

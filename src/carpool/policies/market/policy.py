@@ -212,7 +212,6 @@ class Carpool(Policy):
             return Policy.why(self, view, job)
         return explain_job(quote, job, lambda other: other.desired)
 
-    # --------------------------------------------------------------------------------------------------------- prices
     def _quote(self, view: Snapshot, memory: PolicyMemory) -> Quote | None:
         """The menu and its prices; None without jobs or devices."""
         jobs = sorted(view.active(), key=lambda job: job.seq)
@@ -242,7 +241,6 @@ class Carpool(Policy):
         return memory.outlook.along
 
     def _weights(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
-        """Each job's weight, increased once it has waited for `patience_s`."""
         weights = np.array([job.spec.weight for job in jobs])
         for row, job in enumerate(jobs):
             age = view.at - job.submitted_at
@@ -264,7 +262,6 @@ class Carpool(Policy):
                 work[row] = max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(at), work[row])
         return work
 
-    # ----------------------------------------------------------------------------------------------------- assignment
     def _assign(self, view: Snapshot, quote: Quote) -> tuple[ColocationGroups, Choices]:
         """The co-location groups, and the option of each.
 
@@ -301,14 +298,12 @@ class Carpool(Policy):
         known = [None if job.desired is None else view.estimates.move_s(job.spec) for job in jobs]
         return np.array([self.move_s if seconds is None else seconds for seconds in known])
 
-    # --------------------------------------------------------------------------------------------------------- reasons
     def _wake_at(self, view: Snapshot, quote: Quote) -> float:
         """Plan again after a fifth of the shortest remaining time: estimates may have changed by then."""
         shortest = float(quote.market.seconds().min(axis=1).min())
         return view.at + min(self.interval_s, max(self.interval_s / 4.0, shortest / 5.0))
 
     def _reason(self, draft: Draft, quote: Quote) -> str:
-        """The prices, and where few jobs change the explanation of each."""
         menu = quote.menu
         jobs, changes = draft.view.jobs, draft.changes
         runs = int(np.count_nonzero(menu.held != NONE))

@@ -126,7 +126,6 @@ class PolicyMemory:
         return memory
 
     def see(self, jobs: Sequence[Job], draft: Draft) -> None:
-        """Record the devices that jobs hold after a draft."""
         changes = draft.changes
         for job in jobs:
             if job.desired is None and job.spec.id not in changes:

@@ -87,9 +87,7 @@ class AntMan(Policy):
             f"started {guaranteed + alone} on free devices and {joined} in idle cycles, moved {moved} to free devices"
         )
 
-    # ------------------------------------------------------------------------------------------------- guaranteed
     def _serve_guaranteed(self, draft: Draft, rooms: ShareableDevices, evicted: list[Job]) -> int:
-        """Start waiting guaranteed jobs on free devices, or ahead of opportunistic ones."""
         served = 0
         refused: set[Likeness] = set()
         for job in self._entitled(draft):
@@ -161,13 +159,11 @@ class AntMan(Policy):
 
     @staticmethod
     def _last_resident(draft: Draft, devices: tuple[DeviceId, ...]) -> Job | None:
-        """The last submitted job on any of the devices."""
         residents = {resident.job for device in devices for resident in draft.occupancy.residents(device)}
         return max(
             (draft.view.jobs[job] for job in residents), key=lambda job: (job.submitted_at, job.seq), default=None
         )
 
-    # ---------------------------------------------------------------------------------------------- opportunistic
     def _join(self, draft: Draft, rooms: ShareableDevices, job: Job) -> Allocation | None:
         """Join the devices with the most idle cycles, weighted by the job's speed there."""
         view = draft.view

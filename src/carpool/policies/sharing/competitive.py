@@ -91,9 +91,7 @@ class Competitive(Policy):
             return Plan.NOTHING
         return draft.finish("; ".join(words) or "measuring shares", wake_at=look_at, note=note)
 
-    # ------------------------------------------------------------------------------------------------------- admitting
     def _admit(self, draft: Draft, trials: Trials) -> Iterator[str]:
-        """Start waiting jobs alone, or where they add most."""
         rooms = ShareableDevices(draft, self.most)
         gains: dict[tuple[object, ...], float] = {}  # of a job like this beside jobs like those
         refused: set[Likeness] = set()
@@ -153,9 +151,7 @@ class Competitive(Policy):
             if not draft.num_free:
                 return
 
-    # --------------------------------------------------------------------------------------------------------- tuning
     def _retune(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Search shares for a mix without a trial."""
         residents = residents_of(draft, device)
         if any(resident.spec.devices > 1 for resident in residents) or trials.knows(device, residents):
             return
@@ -174,7 +170,6 @@ class Competitive(Policy):
         yield f"shares {_words(vector)} on {draft.view.cluster.device_name(device)}"
 
     def _review(self, draft: Draft, trials: Trials, device: DeviceId) -> Iterator[str]:
-        """Judge the current vector, then try the next one or keep the best."""
         trial = trials.get(device)
         residents = residents_of(draft, device)
         if trial is None or trial.look_at is None or not trials.knows(device, residents):
@@ -218,7 +213,6 @@ class Competitive(Policy):
         yield f"measures {', '.join(unknown)} alone"
 
     def _next(self, search: ShareSearch, trial: Trial) -> Vector | None:
-        """The next vector worth measuring, by corrected estimates or by what trials showed."""
         if trial.is_last(self.tries):
             return None
         tried = [each.vector for each in trial.tried]

@@ -76,7 +76,6 @@ class ShareSearch:
     asked: int = 0  # vectors evaluated
 
     def value(self, values: Sequence[float]) -> float:
-        """The objective of relative speeds."""
         return OBJECTIVES[self.objective]([tenant.spec.weight for tenant in self.tenants], values)
 
     @property
@@ -94,7 +93,6 @@ class ShareSearch:
         return [(tenant.spec, *setting) for tenant, setting in zip(self.tenants, vector, strict=True)]
 
     def unknown(self, vector: Vector) -> list[JobId]:
-        """Jobs whose rate alone under these caps is unknown."""
         pairs = zip(self.tenants, vector, strict=True)
         return [tenant.spec.id for tenant, setting in pairs if _is_unsure(self._alone(tenant, setting.fraction))]
 
@@ -158,7 +156,6 @@ class ShareSearch:
         return sorted(dict.fromkeys(vectors), key=lambda vector: -self.value(known[vector]))
 
     def equal(self, level: float) -> Vector:
-        """All jobs at one level, except those with a fixed setting."""
         return tuple(tenant.fixed or Setting(level) for tenant in self.tenants)
 
     def moderate(self, virtual: float = _MODERATE, fewest: int = 1) -> Vector:
@@ -168,7 +165,6 @@ class ShareSearch:
         return self.equal(max(fitting, default=self.levels[0]))
 
     def _near(self, vector: Vector) -> list[Vector]:
-        """Vectors one change away."""
         near = []
         for place, (tenant, setting) in enumerate(zip(self.tenants, vector, strict=True)):
             for changed in () if tenant.fixed else self._changed(tenant.spec, setting):

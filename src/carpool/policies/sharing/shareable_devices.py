@@ -62,7 +62,6 @@ class ShareableDevices:
             self._levels[count][device] = None
 
     def _fits(self, job: Job, device: DeviceId, fraction: float) -> bool:
-        """Whether the virtual load and memory of a device leave room for the job."""
         draft = self._draft
         view, residents = draft.view, draft.occupancy.residents(device)
         if sum([resident.fraction for resident in residents]) + fraction > view.policy.max_virtual + _EPSILON:

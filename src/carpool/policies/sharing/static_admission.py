@@ -103,7 +103,6 @@ class KernelEst(Policy):
         return draft.finish(f"started {alone} alone and {together} where slowdown stays below {self.max_slowdown:g}")
 
     def _join(self, draft: Draft, rooms: ShareableDevices, job: Job) -> Allocation | None:
-        """Join the residents that are slowed least."""
         harms = [(self._harm(draft, job, device), device) for device in rooms.open_to(job)]
         bearable = sorted([(sum(harm), device) for harm, device in harms if max(harm) <= self.max_slowdown])
         devices = pick_devices(draft, job, [device for _, device in bearable])

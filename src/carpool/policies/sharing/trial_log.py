@@ -62,7 +62,6 @@ class Trial:
 
     @property
     def value(self) -> float:
-        """The objective of the best vector."""
         return max((each.value for each in self.tried), default=0.0)
 
     @property
@@ -107,11 +106,9 @@ class Trial:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether to stop waiting for missing reports."""
         return self.looks >= _MOST_LOOKS
 
     def judged(self, search: ShareSearch, measured: Sequence[float]) -> Trial:
-        """Add the current vector's value, and correct estimates by it."""
         believed = search.believed([self.now])[0]
         low, high = _CORRECTED
         corrections = {
@@ -147,7 +144,6 @@ class Trials:
         }
 
     def next_look(self, at: float) -> float | None:
-        """When the next vector is due."""
         due = [trial.look_at for trial in self._trials.values() if trial.look_at is not None]
         return min((look_at for look_at in due if look_at > at), default=None)
 
@@ -155,7 +151,6 @@ class Trials:
         return self._trials.get(device)
 
     def knows(self, device: DeviceId, residents: Sequence[Job]) -> bool:
-        """Whether the device's trial is of exactly these jobs."""
         trial = self._trials.get(device)
         return trial is not None and trial.mix == _mix(residents)
 
@@ -163,18 +158,14 @@ class Trials:
         """Whether the newcomer beside these jobs was slower than running one after another."""
         return tuple(sorted((*_mix(residents), newcomer.id))) in self._refused.get(device, ())
 
-    # -------------------------------------------------------------------------------------------------------- changing
     def begin(self, device: DeviceId, residents: Sequence[Job], vector: Vector, look_at: float) -> None:
-        """Start a trial of a new mix with its first vector."""
         self._trials[device] = Trial(_mix(residents), vector, look_at)
 
     def go_on(self, device: DeviceId, trial: Trial, vector: Vector, look_at: float) -> None:
-        """Try the next vector."""
         fresh = replace(trial, marks=(), rates=(), looks=0, waits=0, is_measured=False, has_probed=False)
         self._trials[device] = replace(fresh, now=vector, look_at=look_at)
 
     def keep(self, device: DeviceId, trial: Trial, look_at: float) -> None:
-        """Continue to measure the current vector."""
         self._trials[device] = replace(trial, look_at=look_at)
 
     def put_off(self, device: DeviceId, look_at: float) -> None:
@@ -186,7 +177,6 @@ class Trials:
         self._trials[device] = replace(trial, now=vector or trial.best, look_at=None)
 
     def refuse(self, device: DeviceId, residents: Sequence[Job]) -> None:
-        """Remember a mix that is not worthwhile, and drop its trial."""
         self._refused.setdefault(device, []).append(tuple(sorted(_mix(residents))))
         self._trials.pop(device, None)
 
@@ -194,7 +184,6 @@ class Trials:
         self._trials.pop(device, None)
 
     def forget(self, draft: Draft) -> None:
-        """Drop devices without jobs, and mixes with jobs that are over."""
         held = set(draft.occupancy.shared_devices())
         jobs = draft.view.jobs
         self._trials = {device: trial for device, trial in self._trials.items() if device in held}

@@ -155,7 +155,6 @@ class TrialModel(Estimator):
         return sum(shown) / len(shown) if shown else _FIXED
 
     def _factor_less_one(self, spec: JobSpec, setting: Setting) -> float:
-        """m/m0 − 1."""
         own = self.estimates.own_batch(spec)
         return setting.batch_size / own - 1.0 if setting.batch_size and own else 0.0
 

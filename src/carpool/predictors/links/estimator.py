@@ -94,7 +94,6 @@ class SiteRates:
                     yield from [(other, Site(groups, batch_size)) for batch_size in self._batches[other]]
 
     def _predict(self, asked: Iterable[tuple[JobId, Site]]) -> None:
-        """Predict unknown step times in one call."""
         runners: dict[tuple[JobId, Site], PlacedTraining] = {}
         for job, site in asked:
             steps = self._steps.setdefault(job, {})
@@ -168,7 +167,6 @@ class LinkEstimator(Estimator):
         self._answers: dict[tuple[str, Groups, int], Estimate] = {}
         self._spots: dict[Groups, tuple[int, ...] | None] = {}
 
-    # ------------------------------------------------------------------------------------------------------- asking
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         share = placement.fraction / max(1.0, placement.load)
         work = self._work.get(spec.id)
@@ -216,12 +214,10 @@ class LinkEstimator(Estimator):
     def move_s(self, spec: JobSpec) -> float | None:
         return self.moves.move_s(spec)
 
-    # ------------------------------------------------------------------------------------------------------ learning
     def record(self, record: Record) -> None:
         self.moves.record(record)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Learn a measured step on whole devices."""
         held = job.observed
         if held is None or not report.step_s or report.rate <= 0.0 or held.fractions != (1.0,):
             return
@@ -247,7 +243,6 @@ class LinkEstimator(Estimator):
         self._answers.clear()
         self.version += 1
 
-    # -------------------------------------------------------------------------------------------------------- inside
     def _batch(self, spec: JobSpec, placement: Placement) -> int:
         return placement.batch_size or spec.batch_size or _SAMPLES * spec.devices
 

@@ -71,7 +71,6 @@ class Fabric:
         return cls(wires)
 
     def route(self, start: str, end: str) -> Route:
-        """The links from one end to another."""
         found = self._routes.get((start, end))
         if found is None:
             found = self._routes[start, end] = self._search(start, end)

@@ -215,7 +215,6 @@ class _Bent(NamedTuple):
     between: Floats  # [training, place, shared]
 
     def moved(self, row: Floats, damping: float, columns: Ints) -> Floats:
-        """The vector after a full step, damped in the shared parameters."""
         solved = np.linalg.solve(self.own_bend, np.concatenate([self.between, self.own_pull[:, :, None]], axis=2))
         followed, alone = solved[:, :, :-1], solved[:, :, -1]
         bend = self.bend - np.einsum("tps,tpr->sr", self.between, followed)
@@ -243,11 +242,9 @@ class _Own:
         self._owner = owner[:length]
 
     def cost(self, row: Floats) -> float:
-        """The whole error."""
         return float(_softened(self._errors.members(row)).sum() + _softened(self._errors.figures(row)).sum())
 
     def solved(self, row: Floats, steps: int) -> Floats:
-        """The vector with each training's own parameters improved."""
         row, now = row.copy(), self._costs(row)
         damping, is_open = np.full(self._num, _DAMPED_OWN), np.ones(self._num, np.bool_)
         place = np.arange(self._width)
@@ -268,7 +265,6 @@ class _Own:
         return row
 
     def bent(self, row: Floats) -> _Bent:
-        """Gradient and curvature of everything."""
         found = self._errors.slopes(row)
         weights = _weights(found.errors)
         weighted = weights[:, None] * found.shared

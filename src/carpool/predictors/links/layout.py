@@ -213,7 +213,6 @@ class _Rows:
         load: _Picked,
         meeting: _Picked,
     ) -> GroupLayout:
-        """The arrays of selected rows, repeated for each group picked."""
         devices = np.array(self.devices, np.float64).reshape(-1, 3)
         staged = np.array(self.stages, np.float64).reshape(-1, 3)
         loads = np.array(self.loads, np.float64).reshape(-1, 4)

@@ -155,7 +155,6 @@ class StepParams:
         )
 
     def with_average(self) -> StepParams:
-        """With one more training, the average of all."""
         fixed, per_sample, hidden, bytes_ = (
             np.append(known, known.mean()) for known in (self.fixed, self.per_sample, self.hidden, self.bytes)
         )
@@ -215,7 +214,6 @@ class StepModel:
             counts[kind] += 1
         return counts
 
-    # ------------------------------------------------------------------------------------------------------ pieces
     def compute(self, figures: StepParams) -> tuple[Floats, Ints]:
         """Compute seconds of each member, and its slowest device."""
         layout, training = self.layout, self.training[self.layout.device_member]

@@ -74,7 +74,6 @@ class Throughput:
         """Bytes per second of each link type, as far as steps tell."""
         return dict(zip(self.fabric.kinds, np.exp(self._fitted().figures.speed).tolist(), strict=True))
 
-    # --------------------------------------------------------------------------------------------------------- files
     def save(self, path: str | Path) -> None:
         document = {
             "schema": _SCHEMA,
@@ -96,7 +95,6 @@ class Throughput:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"is no saved model of throughput: {error}", where=str(path)) from None
 
-    # -------------------------------------------------------------------------------------------------------- inside
     def _fitted(self) -> _Learned:
         if not self.num_steps:
             raise InputError("throughput has been learned from no step", way_out="Call fit with measured groups.")
@@ -142,7 +140,6 @@ class _Learned:
         return fit_trainings(steps, measured, expected, known)
 
     def _learn_habits(self, steps: StepModel, features: Floats, left: Floats) -> dict[int, _Habit]:
-        """Model the residuals of each training with enough steps."""
         habits: dict[int, _Habit] = {}
         for training, mine in _by_training(steps):
             if len(mine) >= _FEWEST:
@@ -151,7 +148,6 @@ class _Learned:
         return habits
 
     def answers(self, fabric: Fabric, groups: Sequence[Group]) -> list[Estimate]:
-        """One for each member of each group."""
         if not any(groups):
             return []
         runners = [runner for group in groups for runner in group]
@@ -172,9 +168,7 @@ class _Learned:
         spreads = means * np.where(strange, np.hypot(_GUESSED, spread), spread)
         return [Estimate(mean, apart) for mean, apart in zip(means.tolist(), spreads.tolist(), strict=True)]
 
-    # --------------------------------------------------------------------------------------------------------- unseen
     def _are_strange(self, fabric: Fabric, runners: Sequence[PlacedTraining]) -> list[bool]:
-        """Whether the training, a device type or a link type was never seen."""
         places = dict.fromkeys((runner.devices, runner.kinds) for runner in runners)
         strange = {place: self._is_strange(fabric, *place) for place in places}
         return [each.model not in self._trainings or strange[each.devices, each.kinds] for each in runners]
@@ -187,7 +181,6 @@ class _Learned:
         return not used <= self._links
 
     def _like_known(self, runner: PlacedTraining) -> PlacedTraining:
-        """Replace unseen device types by the first one seen."""
         kinds = tuple([kind if kind in self._kinds else self._kinds[0] for kind in runner.kinds])
         return runner if kinds == runner.kinds else runner._replace(kinds=kinds)
 

@@ -53,7 +53,6 @@ class LossCurve:
     lately_: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LATELY))
     _answers: dict[tuple[float, int], tuple[int, Estimate]] = field(default_factory=dict, repr=False, compare=False)
 
-    # ------------------------------------------------------------------------------------------------------ learning
     def fit(self, steps: ArrayLike, losses: ArrayLike) -> LossCurve:
         fresh = LossCurve(self.capacity)
         for step, loss in zip(np.asarray(steps, float), np.asarray(losses, float), strict=True):
@@ -83,7 +82,6 @@ class LossCurve:
             self.losses_ = np.array(self.losses_).reshape(-1, 2).mean(axis=1).tolist()
             self.stride_ *= 2
 
-    # -------------------------------------------------------------------------------------------------------- asking
     @property
     def last_step(self) -> float:
         return self.lately_[-1][0] if self.lately_ else 0.0
@@ -136,7 +134,6 @@ class LossCurve:
         return len(self.steps_) * self.stride_
 
     def _remaining(self, target: float, window: int) -> Estimate:
-        """The step at which the target is reached, and its spread."""
         fits = self._fits(min(target, _present(np.array(self.losses_))))
         scatter = float(fits.scatter[fits.errors.argmin()])
         noise = scatter * sqrt(self.stride_ / window) * abs(target)  # of a window's mean
@@ -170,7 +167,6 @@ class LossCurve:
         weights = (fits.errors.min() / fits.errors) ** (0.5 * sure)
         return np.asarray(weights / weights.sum())
 
-    # -------------------------------------------------------------------------------------------------------- keeping
     def state(self) -> dict[str, Any]:
         return {
             "capacity": self.capacity,
@@ -264,12 +260,10 @@ class _Line(NamedTuple):
         return cls(logs, gaps, b0 * k * steepness, b1 * steepness, weights, errors, scatter)
 
     def where(self, is_other: NDArray[np.bool_], other: _Line) -> _Line:
-        """Select rows from this or the other."""
         pairs = zip(self, other, strict=True)
         return _Line._make([np.where(is_other if a.ndim == 1 else is_other[:, None], b, a) for a, b in pairs])
 
     def step(self, damping: Floats) -> Floats:
-        """Solve the damped 2×2 normal equations."""
         left, right = self.weights * self.by_b0, self.weights * self.by_b1
         a, b, c = ((x * y).sum(axis=1) for x, y in ((left, self.by_b0), (left, self.by_b1), (right, self.by_b1)))
         u, v = (left * self.gaps).sum(axis=1), (right * self.gaps).sum(axis=1)
@@ -309,7 +303,6 @@ class LossCurves:
         self._aims: dict[JobId, LossTarget] = {}
 
     def aim(self, job: JobId, aim: LossTarget) -> None:
-        """Set a job's target loss."""
         if self._aims.get(job) != aim:
             self._aims[job] = aim
             self.version += 1
@@ -346,7 +339,6 @@ class LossCurves:
                 totals.append(curve.last_step + left.mean)
         return totals
 
-    # -------------------------------------------------------------------------------------------------------- keeping
     def save(self, path: Path) -> None:
         curves = {job: curve.state() for job, curve in self._curves.items()}
         document = {"schema": _SCHEMA, "curves": curves, "aims": self._aims}

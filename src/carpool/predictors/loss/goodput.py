@@ -261,7 +261,6 @@ class PolluxAgents(Estimator):
         return Estimate(job.remaining_at(at))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Keep the noise, and the step if it is the first in that configuration."""
         held = job.observed
         if report.noise is None or report.step_s is None or held is None:
             return

@@ -58,7 +58,6 @@ class NoiseScale:
         return Estimate(scale, self._error(trace, gradient, scale))
 
     def _error(self, trace: float, gradient: float, scale: float) -> float:
-        """First-order standard error of the ratio."""
         steps = min(self.num_steps_, 2.0 / self.newest - 1.0)
         slope = np.array([1.0, -scale]) / gradient
         variance = float(slope @ self.spread_ @ slope)

@@ -72,7 +72,6 @@ class MemoryModel:
     margin_: float = inf
 
     def fit(self, batches: Sequence[float], num_bytes: Sequence[float]) -> MemoryModel:
-        """Fit to points of distinct batch sizes."""
         sizes, taken = np.asarray(batches, dtype=np.float64), np.asarray(num_bytes, dtype=np.float64)
         assert taken.min() > 0.0, "a process takes memory"
         self.coefficients_ = _coefficients(sizes, taken)

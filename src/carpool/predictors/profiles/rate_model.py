@@ -52,7 +52,6 @@ class ProfileRateModel:
         return tuple(self._steps)
 
     def knows(self, placement: Placement) -> bool:
-        """Whether every device type of a placement was measured."""
         return all(kind in self._steps for kind in placement.kinds)
 
     def total_steps(self, spec: JobSpec) -> float | None:
@@ -89,15 +88,12 @@ class ProfileRateModel:
         return 1.0 / seen.step_s, "measured", max(_MEASURED, spread)
 
     def _derived(self, placement: Placement, batch: int) -> tuple[float, str, float]:
-        """The rate alone, measured or predicted, times the effect of neighbours."""
         lonely = replace(placement, neighbours=(), beside=0.0)
         mean, basis, spread = self._measured(lonely, batch) or self._alone(lonely, batch)
         beside = self._beside(placement)
         return (mean, basis, spread) if beside == 1.0 else (mean * beside, "scaled", max(spread, _SCALED))
 
-    # ---------------------------------------------------------------------------------------------------------- alone
     def _alone(self, placement: Placement, batch: int) -> tuple[float, str, float]:
-        """The rate on unmeasured devices."""
         count = placement.num_devices
         serial = self._serial()
         rate, error = 0.0, 0.0
@@ -138,9 +134,7 @@ class ProfileRateModel:
         portion = 0.0 if low == high else (fraction - low) / (high - low)
         return points[low] + portion * (points[high] - points[low])
 
-    # --------------------------------------------------------------------------------------------------------- beside
     def _beside(self, placement: Placement) -> float:
-        """The part of the rate that neighbours leave."""
         if not placement.neighbours:
             return 1.0
         known = sorted({each.beside for each in self.profile.measurements if each.beside and each.step_s})

@@ -47,7 +47,6 @@ class Solo:
 
     @property
     def traits(self) -> tuple[float, ...]:
-        """Features for interference models."""
         return (
             log(self.step_s),
             log(self.kernel_s),
@@ -115,7 +114,7 @@ class ColocationTable:
             for _, *group in document["together"]
         )
         name, _, memory = document["device"].split(", ")
-        ordered = {model: tuple(sorted(found, key=_batch_size)) for model, found in profiles.items()}
+        ordered = {model: tuple(sorted(found, key=lambda solo: solo.batch_size)) for model, found in profiles.items()}
         return cls(name.removeprefix("NVIDIA "), int(memory.split()[0]) << 20, ordered, groups)
 
     def profile(self, model: str, batch_size: int = 0) -> Solo:
@@ -140,7 +139,6 @@ class ColocationTable:
 
     @cached_property
     def interference(self) -> Interference:
-        """An interference model fitted to all groups."""
         return Interference("gp").fit(*self.samples())
 
 
@@ -188,7 +186,3 @@ def _profile(facts: Mapping[str, Any], rates: Mapping[float, float], watts: floa
         memory_bytes=facts["peak_bytes"],
         scaling=tuple(sorted((share, rate / whole) for share, rate in rates.items())),
     )
-
-
-def _batch_size(profile: Solo) -> int:
-    return profile.batch_size

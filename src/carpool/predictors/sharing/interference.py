@@ -73,7 +73,6 @@ class Interference:
 
     @property
     def num_groups(self) -> int:
-        """How many groups of several members it has learned from."""
         return sum(len(group) > 1 for group in getattr(self, "groups_", ()))
 
     def predict(self, groups: Sequence[Group]) -> list[list[Estimate]]:
@@ -83,7 +82,6 @@ class Interference:
         answers = iter([_as_estimate(mean, spread) for mean, spread in zip(means, spreads, strict=True)])
         return [[next(answers) for _ in group] if len(group) > 1 else [Estimate(1.0)] * len(group) for group in groups]
 
-    # --------------------------------------------------------------------------------------------------------- files
     def save(self, path: str | Path) -> None:
         document = {
             "schema": _SCHEMA,
@@ -107,7 +105,6 @@ class Interference:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"is not a saved interference model: {error}", where=str(path)) from None
 
-    # -------------------------------------------------------------------------------------------------------- inside
     def _log_kept(self, rows: Floats) -> tuple[Floats, Floats]:
         if not self.num_groups:
             raise InputError("the interference model has no measured groups", way_out="Call fit with measured groups.")

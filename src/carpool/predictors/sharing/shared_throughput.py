@@ -72,7 +72,6 @@ class SharedThroughput(Estimator):
         self._known: dict[tuple[Member, ...], tuple[float, ...]] = {}  # groups measured on running jobs
         self._fresh: list[tuple[Member, ...]] = []
 
-    # ------------------------------------------------------------------------------------------------------ answers
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         own = Sharer(spec, placement.fraction, placement.batch_size)
         others = [Sharer(n.spec, n.fraction, n.batch_size) for n in placement.neighbours if n.turn == placement.turn]
@@ -101,9 +100,7 @@ class SharedThroughput(Estimator):
     def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
         return self.profile(spec, batch_size).memory_bytes
 
-    # ------------------------------------------------------------------------------------------------------ learning
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Learn a rate; with those of its neighbours it makes a measured group."""
         held = job.observed
         if held is None or report.rate <= 0.0 or held.num_devices != 1 or job.spec.devices != 1:
             return
@@ -121,7 +118,6 @@ class SharedThroughput(Estimator):
             self._take(list(beside.values()))
 
     def _take(self, group: Sequence[_Seen]) -> None:
-        """Add a measured group unless it agrees with the estimate."""
         pairs = sorted((self._member(seen.sharer), min(1.0, seen.kept)) for seen in group)
         members = tuple(member for member, _ in pairs)
         kept = tuple(value for _, value in pairs)
@@ -137,7 +133,6 @@ class SharedThroughput(Estimator):
             self._fresh.clear()
             self._kept = {group: [Estimate(value) for value in kept] for group, kept in self._known.items()}
 
-    # ------------------------------------------------------------------------------------------------------- inside
     def profile(self, spec: JobSpec, batch_size: int = 0) -> Solo:
         """A job's profile at a batch size, by default its own."""
         key = (spec.model, batch_size or spec.batch_size)
@@ -150,7 +145,6 @@ class SharedThroughput(Estimator):
         return found
 
     def _speed(self, sharer: Sharer) -> float:
-        """Speed alone under its cap."""
         goodput = self._goodput(sharer.spec, sharer.batch_size)
         return goodput * self.profile(sharer.spec, sharer.batch_size).alone(sharer.fraction)
 
@@ -169,7 +163,6 @@ class SharedThroughput(Estimator):
         return found
 
     def _keeps(self, mixes: Sequence[Sequence[Sharer]]) -> list[list[Estimate]]:
-        """The fraction each job keeps in each mix."""
         groups = [[self._member(sharer) for sharer in mix] for mix in mixes]
         keys = [tuple(sorted(group)) for group in groups]
         answers = []
