@@ -92,11 +92,11 @@ def against_baselines() -> Iterator[Check]:
             values += [sum(rates) / sum(others), fair(rates, others)]
         yield "docs/results.md", words + " | {}, {} | {}, {} |", values
         if words.startswith("against running sequentially, eager"):
-            yield "README.md", "{} and {} times running them sequentially (eager)", [values[0], values[2]]
+            yield "README.md", "{} and {} times as one after another in eager mode", [values[0], values[2]]
         elif words == "… against starting all at once, eager":
-            yield "README.md", "{} and {} times starting all at once (eager)", [values[0], values[2]]
+            yield "README.md", "{} and {} times as all started at once in eager mode", [values[0], values[2]]
         elif words.endswith("sequentially with CUDA graphs"):
-            yield "README.md", "{} and {} times running them sequentially with CUDA graphs", [values[1], values[3]]
+            yield "README.md", "{} and {} times as fast as one after another with CUDA graphs", [values[1], values[3]]
 
 
 def many() -> Iterator[Check]:
@@ -277,7 +277,8 @@ def switching() -> Iterator[Check]:
         [min(shares), max(shares), min(tens), max(tens)],
     )
     shown = [min(gaps), max(gaps), min(shares), max(shares), max(tens)]
-    yield "README.md", "{} to {} ms; {} to {} % of the time with turns of one step, at most {} % with ten", shown
+    switching = "{} to {} ms; {} to {} % of the run time if jobs switch after every step, at most {} % after every ten"
+    yield "README.md", switching, shown
     switches = rows["all"]["turns_of_1"]["gap_ms"]["count"]
     yield "README.md", "losses and weights bit-identical after {} switches", [switches]
     yield "docs/comparison.md", "time slicing with {} to {} ms a switch (H200)", [min(gaps), max(gaps)]
