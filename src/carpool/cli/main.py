@@ -83,7 +83,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, but suggest similar verbs for an unknown one."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise UnknownName("command", args[0], VERBS)
         return super().resolve_command(ctx, args)

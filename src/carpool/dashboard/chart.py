@@ -54,7 +54,7 @@ def chart(
     `stepwise`: each value holds until the next.
     """
     scale: Callable[[float], float] = (lambda x: log10(max(1.0, x))) if is_log else float
-    series = [(name, [(scale(x), y) for x, y in _finite(points)]) for name, points in lines]
+    series = [(name, [(scale(x), y) for x, y in points if isfinite(x) and isfinite(y)]) for name, points in lines]
     series = [(name, points) for name, points in series if points]
     if not series:
         return Chart((), (), ())
@@ -121,7 +121,3 @@ def time_ticks(low: float, high: float, limit: int) -> list[float]:
     if step is None or high - low < limit:
         return round_ticks(low, high, limit)
     return [float(number * step) for number in range(ceil(low / step), floor(high / step) + 1)]
-
-
-def _finite(points: Sequence[Point]) -> list[Point]:
-    return [(x, y) for x, y in points if isfinite(x) and isfinite(y)]

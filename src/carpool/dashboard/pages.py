@@ -59,7 +59,6 @@ class Page(NamedTuple):
     panels: Mapping[str, Panel]
 
 
-# ---------------------------------------------------------------------------------------------------------- cluster
 async def _load_figures(request: PageRequest) -> Compute:
     summary = request.service.summary(request.principal)
     return lambda: summary
@@ -86,7 +85,6 @@ async def _load_latest(request: PageRequest) -> Compute:
     return lambda: SimpleNamespace(decisions=found, now=now)
 
 
-# ------------------------------------------------------------------------------------------------------------- jobs
 async def _load_jobs(request: PageRequest) -> Compute:
     filter_ = JobFilter.read(request.query)
     summary = request.service.summary(request.principal)
@@ -138,9 +136,7 @@ async def _all_jobs(request: PageRequest, filter_: JobFilter) -> list[JobView]:
         await asyncio.sleep(0)
 
 
-# -------------------------------------------------------------------------------------------------------------- job
 async def _load_head(request: PageRequest) -> Compute:
-    """State of a job, the reason for its allocation, and the actions on it."""
     job, now = request.service.job(request.principal, request.job), request.service.now()
     why = request.service.why(request.principal, request.job)
     actions = job_actions(job, request.principal)
@@ -167,9 +163,7 @@ async def _load_log(request: PageRequest) -> Compute:
     return lambda: SimpleNamespace(text=text, is_tail=chunk.start > 0, is_over=chunk.is_over)
 
 
-# -------------------------------------------------------------------------------------------------------- decisions
 async def _load_policy(request: PageRequest) -> Compute:
-    """The scheduling policy, and for admins the form to change it."""
     policy = request.service.policy
     actions = policy_action(policy, request.principal)
     fault = request.service.policy_fault(request.principal)
@@ -177,7 +171,6 @@ async def _load_policy(request: PageRequest) -> Compute:
 
 
 async def _load_decisions(request: PageRequest) -> Compute:
-    """The newest plans, or those before a given number."""
     text = request.query.get("before", "")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
     found = request.service.decisions(request.principal, before=before, limit=3 * DECISIONS_PER_PAGE)
@@ -188,10 +181,7 @@ async def _load_decisions(request: PageRequest) -> Compute:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- compare
 async def _load_compare(request: PageRequest) -> Compute:
-    """Available reports, and the chosen one or else the newest."""
-
     def compute() -> SimpleNamespace:
         listed = request.reports.listed(request.principal)
         key = request.query.get("report") or (listed[0].key if listed else "")

@@ -64,7 +64,8 @@ def mount(
     """
     streams = streams or Streams(service, Limits())
     secret = secret or secrets.token_bytes(32)
-    pages = Dashboard(service, principal_of, streams, secret, Reports(reports), zone or _local_zone())
+    zone = zone or datetime.now(UTC).astimezone().tzinfo or UTC
+    pages = Dashboard(service, principal_of, streams, secret, Reports(reports), zone)
     for page in PAGES:
         app.add_api_route(page.path, pages.guarded(partial(pages.page, page)), methods=["GET"], include_in_schema=False)
     for path, endpoint, method in (
@@ -97,10 +98,7 @@ class Dashboard:
         self._zone = zone
         self._templates = _environment(zone)
 
-    # ----------------------------------------------------------------------------------------------------- endpoints
     def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """Wrap an endpoint so that its errors are shown as pages."""
-
         async def respond(request: Request) -> Response:
             try:
                 return await endpoint(request)
@@ -125,25 +123,22 @@ class Dashboard:
         if panel and panel not in page.panels:
             raise NotFound(f"page {page.name!r} has no panel {panel!r}")
         panels = {name: await load(page_request) for name, load in page.panels.items() if panel in ("", name)}
-        common = self._common(request, principal) | {"page": page, "query": query, "job_name": job}
+        common = self._common(principal) | {"page": page, "query": query, "job_name": job}
         template = f"panels/{panel}.html" if panel else f"{page.name}.html"
         html = await asyncio.to_thread(self._render, template, common, panels)
         return HTMLResponse(html, headers=HEADERS)
 
     async def action(self, request: Request) -> Response:
-        """Execute the action of a form, then redirect to its page."""
         principal, form = await self._form(request)
         path = await execute_action(self._service, principal, str(request.path_params["verb"]), form)
         return RedirectResponse(path, HTTPStatus.SEE_OTHER)
 
     async def upload_report(self, request: Request) -> Response:
-        """Store an uploaded report, then redirect to it."""
         principal, form = await self._form(request)
         key = await asyncio.to_thread(self._reports.upload, principal, form.get("name", ""), form.get("report", ""))
         return RedirectResponse(f"/compare?report={quote(key)}", HTTPStatus.SEE_OTHER)
 
     async def events(self, request: Request) -> Response:
-        """Stream the names of panels that changed."""
         principal = self._principal_of(request)
         response = self._streams.open(principal, page_events(self._service, principal), "text/event-stream")
         response.headers.update(HEADERS)
@@ -157,7 +152,6 @@ class Dashboard:
         headers = HEADERS | {"Cache-Control": "no-cache"}
         return Response(content, media_type=_STATIC[name], headers=headers)
 
-    # ------------------------------------------------------------------------------------------------------- helpers
     async def _form(self, request: Request) -> tuple[Principal, Mapping[str, str]]:
         """Principal and fields of a form; Forbidden unless its token is valid."""
         principal = self._principal_of(request)
@@ -165,7 +159,7 @@ class Dashboard:
         check_token(principal, self._secret, form.get("token", ""))
         return principal, form
 
-    def _common(self, request: Request, principal: Principal) -> dict[str, Any]:
+    def _common(self, principal: Principal) -> dict[str, Any]:
         return {"principal": principal, "token": token_for(principal, self._secret), "pages": PAGES}
 
     def _render(self, template: str, common: Mapping[str, Any], panels: Mapping[str, Compute]) -> str:
@@ -177,7 +171,7 @@ class Dashboard:
             return HTMLResponse(
                 self._templates.get_template("panels/error.html").render(message=message), status, HEADERS
             )
-        common = self._common(request, self._principal_of(request))
+        common = self._common(self._principal_of(request))
         html = self._templates.get_template("error.html").render(
             **common, page=None, query={}, job_name="", status=status, message=message
         )
@@ -185,7 +179,6 @@ class Dashboard:
 
 
 def _environment(zone: tzinfo) -> Environment:
-    """Template environment with filters; escapes everything and rejects undefined names."""
     environment = Environment(
         loader=PackageLoader("carpool.dashboard"),
         autoescape=True,
@@ -211,7 +204,3 @@ def _environment(zone: tzinfo) -> Environment:
     }
     environment.globals["lengths"] = LENGTHS
     return environment
-
-
-def _local_zone() -> tzinfo:
-    return datetime.now(UTC).astimezone().tzinfo or UTC

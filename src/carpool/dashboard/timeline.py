@@ -267,7 +267,6 @@ def _row(name: str, devices: Sequence[DeviceView]) -> TimelineRow:
 
 
 def _utilisation(stacks: Iterable[Sequence[Block]], num_devices: int) -> tuple[float, ...]:
-    """Allocated fraction of all devices in each of `BINS` equal bins."""
     allocated = [0.0] * BINS
     for blocks in stacks:
         for block in blocks:

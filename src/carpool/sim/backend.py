@@ -60,7 +60,6 @@ class RunningJob:
         self.version = 0  # of its next event; older ones are void
 
     def settle(self, at: float) -> None:
-        """Update `done` to now."""
         if self.rate:
             self.done = min(self.work, self.done + self.rate * (at - self.since))
         self.since = at
@@ -85,9 +84,7 @@ class SimulatedBackend:
         self._report_every_s = report_every_s
         self._specs: dict[JobId, JobSpec] = {}
         self._running: dict[JobId, RunningJob] = {}
-        self._released: dict[
-            JobId, tuple[float, int]
-        ] = {}  # jobs without devices: work done, generation of the last order
+        self._released: dict[JobId, tuple[float, int]] = {}  # without devices: work done, generation of the last order
         self._on_device: dict[int, dict[JobId, RunningJob]] = {}
 
     def busy(self) -> list[JobId]:
@@ -98,9 +95,7 @@ class SimulatedBackend:
         """Register a job before it can be assigned."""
         self._specs[spec.id] = spec
 
-    # ----------------------------------------------------------------------------------------------- backend port
     def apply(self, at: float, orders: Sequence[Order]) -> Sequence[Fact]:
-        """Execute orders; returns the facts that hold at once."""
         facts: list[Fact] = []
         disturbed: dict[JobId, RunningJob] = {}
         for order in orders:
@@ -217,7 +212,6 @@ class SimulatedBackend:
         self._timeline.add(at, MACHINES, partial(self._reach, running, running.version))
 
     def _emit(self, at: float, fact: Fact | None) -> None:
-        """Add a fact at the same instant."""
         if fact is not None:
             self._timeline.add(at, MACHINES, lambda _: fact)
 

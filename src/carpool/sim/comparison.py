@@ -142,7 +142,6 @@ def _journalled(path: str, header: Header, observers: list[Observer], run: Calla
 
 
 def _per_mille(progress: Callable[[float], None], num_jobs: int) -> Callable[[float], None]:
-    """Report progress at most a thousand times."""
     every = max(1, num_jobs // 1000)
     arrived = 0
 
@@ -187,7 +186,6 @@ def compare(requests: Sequence[SimulationRequest], progress: Progress | None = N
 
 
 def _start(request: SimulationRequest) -> tuple[Connection, Any]:
-    """A process that performs a request, and the pipe for its progress."""
     context = multiprocessing.get_context("spawn")  # a fresh process: its CPU time is that policy's alone
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(request, theirs), daemon=True)
@@ -215,13 +213,8 @@ def _child(request: SimulationRequest, pipe: Connection) -> None:
     try:
         pipe.send(run_simulation(request, pipe.send))
     except InputError as error:
-        pipe.send(_plain(error))
+        pipe.send(InputError(error.problem, where=error.where, way_out=error.way_out))  # subclasses may not pickle
     except KeyboardInterrupt:
         pass
     except Exception as error:  # noqa: BLE001  # goes to the parent, which reports it
         pipe.send(CarpoolError(f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
-
-
-def _plain(error: InputError) -> InputError:
-    """An error that can be pickled."""
-    return InputError(error.problem, where=error.where, way_out=error.way_out)

@@ -8,9 +8,7 @@ from itertools import count
 
 from carpool.core.messages import Fact
 
-EventCallback = Callable[
-    [float], Fact | None
-]  # called when its time has come; None: it was overtaken by something else
+EventCallback = Callable[[float], Fact | None]  # called when its time has come; None: overtaken by something else
 
 MACHINES, FAILURES, ARRIVALS = 0, 1, 2  # priorities of events of one instant
 

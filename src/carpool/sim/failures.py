@@ -49,7 +49,7 @@ class ScheduledFailures:
         for mishap in self.mishaps:
             happening: EventCallback
             if mishap.event == "job-crash":
-                happening = partial(_crash, machines, JobId(mishap.target))
+                happening = partial(machines.crash, job=JobId(mishap.target), error="injected crash")
             elif mishap.event == "node-lost":
                 happening = partial(_lose, machines, nodes[mishap.target])
             else:
@@ -157,10 +157,6 @@ def _mishap(row: dict[str, str], where: str, nodes: set[str]) -> FailureEvent:
     if row["event"] != "job-crash" and row["target"] not in nodes:
         raise UnknownName("node", row["target"], nodes, where=where)
     return FailureEvent(at_s, row["event"], row["target"])
-
-
-def _crash(machines: SimulatedBackend, job: JobId, at: float) -> Fact | None:
-    return machines.crash(at, job, "injected crash")
 
 
 def _lose(machines: SimulatedBackend, node: Node, at: float) -> Fact:

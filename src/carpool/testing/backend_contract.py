@@ -50,7 +50,6 @@ class BackendContract:
         """A job of one or two devices that takes this long on one."""
         return JobSpec(JobId(name), 1, seconds, max_devices=2)
 
-    # ----------------------------------------------------------------------------------------------------- promises
     def test_assign_is_answered(self) -> None:
         """An Assign is answered by AssignApplied of its generation before any other fact about the job."""
         bench = self._with("a")
@@ -71,13 +70,11 @@ class BackendContract:
         assert _of(bench.run(self.answer_s), "a") == []
 
     def test_release_of_what_never_ran_is_answered(self) -> None:
-        """A Release of a job that never ran is answered too."""
         bench = self._with("a")
         bench.give(Release(JobId("a"), 1))
         assert _of(bench.run(self.answer_s), "a") == [ReleaseApplied(JobId("a"), 1, 0.0)]
 
     def test_work_is_kept_over_a_release(self) -> None:
-        """A job continues from its progress at the release."""
         bench = self._running("a")
         bench.give(Release(JobId("a"), 2))
         kept = next(fact.done for fact in bench.run(self.answer_s) if isinstance(fact, ReleaseApplied))
@@ -114,7 +111,6 @@ class BackendContract:
         assert [type(fact) for fact in _of(bench.run(self.answer_s), "a")][:1] == [AssignApplied]
 
     def test_a_stale_assign_is_ignored(self) -> None:
-        """An order older than the newest does not start the job."""
         bench = self._running("a")
         bench.give(Release(JobId("a"), 2))
         bench.run(self.answer_s)
@@ -122,7 +118,6 @@ class BackendContract:
         assert _of(bench.run(self.answer_s), "a") == []
 
     def test_a_stale_release_is_ignored(self) -> None:
-        """An old release does not release the job's new devices."""
         bench = self._with("a")
         bench.give(_assign("a", 3, 0))
         bench.run(self.answer_s)
@@ -131,7 +126,6 @@ class BackendContract:
         assert not [fact for fact in facts if isinstance(fact, ReleaseApplied)]
 
     def test_a_late_order_for_a_finished_job_does_no_harm(self) -> None:
-        """Orders for a job that has finished change nothing."""
         bench = self._with("a", "b", seconds=self.short_s)
         bench.give(_assign("a", 1, 0))
         assert _ends(bench.run(self.answer_s + self.short_s), "a") == [JobFinished(JobId("a"), 1)]
@@ -141,7 +135,6 @@ class BackendContract:
         assert _ends(facts, "b") == [JobFinished(JobId("b"), 1)]
 
     def test_jobs_do_not_disturb_each_other(self) -> None:
-        """Orders for one job do not affect another."""
         bench = self._with("a", "b", seconds=self.short_s)
         bench.give(_assign("a", 1, 0), _assign("b", 1, 1))
         bench.give(Release(JobId("a"), 2))
@@ -149,7 +142,6 @@ class BackendContract:
         assert [fact.generation for fact in _of(facts, "a") if isinstance(fact, ReleaseApplied)] == [2]
         assert _ends(facts, "b") == [JobFinished(JobId("b"), 1)]
 
-    # ----------------------------------------------------------------------------------------------------- inside
     def _with(self, *names: str, seconds: float | None = None) -> Bench:
         bench = self.make_bench()
         for name in names:
@@ -196,11 +188,9 @@ def _assign(job: str, generation: int, *devices: int) -> Assign:
 
 
 def _of(facts: Sequence[Fact], job: str) -> list[_OfJob]:
-    """Facts about a job."""
     assert not [fact for fact in facts if isinstance(fact, JobSubmitted)], "a backend does not report submissions"
     return [fact for fact in facts if isinstance(fact, _OfJob) and fact.job == job]
 
 
 def _ends(facts: Sequence[Fact], job: str) -> list[_OfJob]:
-    """The ends of a job."""
     return [fact for fact in _of(facts, job) if isinstance(fact, JobFinished | JobFailed | JobCrashed)]

@@ -94,15 +94,12 @@ class Driven:
         return self.scheduler.outcome(JobId(job))
 
     def story(self, job: str) -> str:
-        """A job's history, one line per event."""
         return "\n".join(
             f"{at:g} s: {words}" for at, words in job_history(self.records, JobId(job), self.scheduler.cluster)
         )
 
 
 class _RecordingBackend(SimulatedBackend):
-    """A simulated backend that records its orders."""
-
     def __init__(
         self, cluster: Cluster, world: World, timeline: EventQueue, *, sharing: bool, report_every_s: float
     ) -> None:

@@ -38,10 +38,7 @@ class EstimatorContract:
     def make_estimator(self) -> Estimator:
         raise NotImplementedError(f"{type(self).__name__} overrides make_estimator")
 
-    # ---------------------------------------------------------------------------------------------------- promises
     def test_rates_are_valid(self) -> None:
-        """Rates and spreads are finite and not negative."""
-
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
             spec, placement = data.draw(self.specs()), data.draw(self.placements())
@@ -63,8 +60,6 @@ class EstimatorContract:
         self._try(check)
 
     def test_queries_change_nothing(self) -> None:
-        """Repeated queries agree, and do not change the version."""
-
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
             self._teach(estimator, data.draw(self.lessons()))
@@ -76,8 +71,6 @@ class EstimatorContract:
         self._try(check)
 
     def test_version_grows_when_answers_change(self) -> None:
-        """Answers change only under a higher version, which never decreases."""
-
         def check(data: st.DataObject) -> None:
             estimator = self.make_estimator()
             questions = data.draw(self.questions())
@@ -112,7 +105,6 @@ class EstimatorContract:
         self._try(check)
 
     def test_flags_match_overridden_methods(self) -> None:
-        """A flag is set exactly where its method is overridden."""
         kind = type(self.make_estimator())
         for flag, method in _FLAGS.items():
             is_overridden = getattr(kind, method) is not getattr(Estimator, method)
@@ -130,7 +122,6 @@ class EstimatorContract:
 
         self._try(check)
 
-    # -------------------------------------------------------------------------------------------------- generators
     def specs(self) -> st.SearchStrategy[JobSpec]:
         return st.builds(
             JobSpec,
@@ -168,7 +159,6 @@ class EstimatorContract:
     def questions(self) -> st.SearchStrategy[list[tuple[JobSpec, Placement]]]:
         return st.lists(st.tuples(self.specs(), self.placements()), min_size=1, max_size=4)
 
-    # ------------------------------------------------------------------------------------------------------ inside
     def _try(self, check: Callable[[st.DataObject], None]) -> None:
         random_runs(st.data(), check, self.examples, shrinks=self.shrinks)
 

@@ -126,10 +126,8 @@ class PolicyContract:
         """The world to simulate; override it for a policy that needs another."""
         return PlainWorld()
 
-    # ------------------------------------------------------------------------------------------------- fixed runs
     @pytest.mark.parametrize("name", CALM)
     def test_finishes_every_job(self, name: str) -> None:
-        """All jobs finish in time on small clusters of every shape."""
         ground = CALM[name]
         run = self.run(ground)
         for arrival in ground.arrivals:
@@ -147,7 +145,6 @@ class PolicyContract:
         self.run(CALM[name], PlainWorld(checkpoint_every=2.0, start_s=0.5, resize_s=0.5), report_every_s=1.5)
 
     def test_does_nothing_with_nothing(self) -> None:
-        """Without jobs there are no changes."""
         policy = self.make_policy()
         scheduler = Scheduler(Cluster.build([(1, 2, "V100")]), policy, estimator=self.make_world().estimator())
         plan = policy.plan(scheduler.snapshot())
@@ -173,13 +170,11 @@ class PolicyContract:
         assert len(shares) == 1, f"the exact job ran with shares {sorted(shares)}"
 
     def test_same_run_twice(self) -> None:
-        """Equal runs give equal records."""
         ground = TROUBLE["a node is lost and comes back"]
         assert self.run(ground).records == self.run(ground).records
 
     @pytest.mark.parametrize("name", ["all at once", "elastic jobs"])
     def test_decides_the_same_after_a_restart(self, name: str) -> None:
-        """A scheduler recovered from the journal makes the same plan."""
         ground = CALM[name]
         records = [_through_json(record) for record in self.run(ground).records]
         for index, record in enumerate(records):
@@ -192,16 +187,9 @@ class PolicyContract:
             recovered.handle(record.at, record.facts)
             assert observer.records[0].planned == record.planned, f"record {index}, at {record.at} s"
 
-    # ------------------------------------------------------------------------------------------------ random runs
     def test_random_runs(self) -> None:
         """Any feasible trace on any cluster: all jobs finish in time."""
-
-        def check(ground: Scenario) -> None:
-            run = self.run(ground)
-            for arrival in ground.arrivals:
-                assert run.outcome(arrival.spec.id) is Phase.FINISHED, run.story(arrival.spec.id)
-
-        self._try(check, trouble=False)
+        self._try(self._run_to_finish, trouble=False)
 
     def test_random_trouble(self) -> None:
         """Any feasible trace with losses, crashes, cancels and pauses: all jobs end."""
@@ -212,19 +200,17 @@ class PolicyContract:
         self._try(check, trouble=True)
 
     def test_keeps_to_host_resources(self) -> None:
-        """No node's cores, RAM or disk are exceeded, and all jobs finish."""
+        scenarios = host_limited_scenarios(self.max_jobs)
+        random_runs(scenarios, self._run_to_finish, self.examples, shrinks=self.shrinks)
 
-        def check(ground: Scenario) -> None:
-            run = self.run(ground)
-            for arrival in ground.arrivals:
-                assert run.outcome(arrival.spec.id) is Phase.FINISHED, run.story(arrival.spec.id)
-
-        random_runs(host_limited_scenarios(self.max_jobs), check, self.examples, shrinks=self.shrinks)
+    def _run_to_finish(self, ground: Scenario) -> None:
+        run = self.run(ground)
+        for arrival in ground.arrivals:
+            assert run.outcome(arrival.spec.id) is Phase.FINISHED, run.story(arrival.spec.id)
 
     def _try(self, check: Callable[[Scenario], None], *, trouble: bool) -> None:
         random_runs(random_scenarios(self.max_jobs, trouble=trouble), check, self.examples, shrinks=self.shrinks)
 
-    # ----------------------------------------------------------------------------------------------------- inside
     def run(self, ground: Scenario, world: World | None = None, report_every_s: float = 0.0) -> Driven:
         """Simulate, checking the state after every decision; assert that every job ends in time."""
         policy = CheckedPolicy(self.make_policy())
@@ -266,8 +252,6 @@ class PolicyContract:
 
 
 class _RecordList:
-    """Observer that keeps records."""
-
     def __init__(self) -> None:
         self.records: list[Record] = []
 
@@ -276,5 +260,4 @@ class _RecordList:
 
 
 def _through_json(record: Record) -> Record:
-    """A record as read back from a journal."""
     return record_from_json(json.loads(json.dumps(record_to_json(record))))

@@ -39,7 +39,6 @@ class PredictorContract:
         """At least eight inputs and their measured values."""
         raise NotImplementedError(f"{type(self).__name__} overrides samples")
 
-    # ---------------------------------------------------------------------------------------------------- promises
     def test_fit_returns_the_predictor(self) -> None:
         """So that it can be made and fitted in one line."""
         predictor = self.make_predictor()
@@ -57,7 +56,6 @@ class PredictorContract:
         assert not [name for name in added if not name.endswith("_")], f"learned attributes end in '_': {sorted(added)}"
 
     def test_answers_are_valid(self) -> None:
-        """Predictions are finite, their spreads finite and not negative."""
         for answer in self._ask(self._fitted()):
             assert isfinite(answer.mean), answer
             assert isfinite(answer.std), answer
@@ -74,7 +72,6 @@ class PredictorContract:
         self._same(self._fitted(), again)
 
     def test_updates_equal_one_fit(self) -> None:
-        """Samples in portions teach the same as all at once."""
         samples, targets = self.samples()
         half = len(samples) // 2
         bit_by_bit = self.make_predictor()
@@ -84,7 +81,6 @@ class PredictorContract:
         self._same(self._fitted(), bit_by_bit)
 
     def test_survives_the_disk(self, tmp_path: Path) -> None:
-        """A loaded predictor answers and learns like the saved one."""
         samples, targets = self.samples()
         kept = self._fitted()
         kept.save(tmp_path / "kept")
@@ -94,7 +90,6 @@ class PredictorContract:
             predictor.update(samples[:2], targets[:2])
         self._same(kept, loaded)
 
-    # ------------------------------------------------------------------------------------------------------ inside
     def _fitted(self) -> Predictor:
         predictor = self.make_predictor()
         predictor.fit(*self.samples())

@@ -85,8 +85,6 @@ def _run(training: Training, shards: int, seed: int, device: torch.device, max_s
 
 
 class _Steps:
-    """Makes the steps of a training, one after another."""
-
     def __init__(self, training: Training, shards: int, seed: int, device: torch.device) -> None:
         self._training = training
         self._shards = shards
@@ -100,7 +98,6 @@ class _Steps:
         return [p for p in self._training.model.parameters() if p in held and p.requires_grad]
 
     def make(self, samples: Any, step: int, epoch: int, *, ends_epoch: bool) -> float:
-        """One step over these samples; returns its loss."""
         total = self._passes(samples, step, epoch)
         loss = float(total.loss) if total.count is None else float(total.loss) / float(total.count)
         for parameter, gradient, used in zip(self._parameters, total.gradients, total.used, strict=True):
@@ -145,7 +142,6 @@ class _Steps:
         return scaler.get_scale() >= scale
 
     def _follow_up(self, step: int, *, ends_epoch: bool) -> None:
-        """The training's hooks after an update."""
         training, every = self._training, self._training.schedule_every
         if training.schedule is not None and (every == "step" or (every == "epoch" and ends_epoch)):
             training.schedule.step()

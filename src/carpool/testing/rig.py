@@ -91,7 +91,6 @@ class FakeBackend:
     def crash(self, job: str, error: str = "it was killed") -> JobCrashed:
         return JobCrashed(JobId(job), self._leave(job, over=False), self.done.get(JobId(job), 0.0), error)
 
-    # ---------------------------------------------------------------------------------------------------- inside
     def _carry_out(self, order: Order) -> Fact:
         self._applied[order.job] = order.generation
         done = self.done.get(order.job, 0.0)
@@ -200,18 +199,15 @@ class Rig:
         self.records.append(record)
 
     def say(self, at: float, *facts: Fact) -> list[Order]:
-        """Handle facts, check the state, and return the orders."""
         orders = self.scheduler.handle(at, facts)
         self.backend.apply(at, orders)
         check_state(self.scheduler)
         return orders
 
     def answered(self, at: float) -> list[Order]:
-        """Let the backend answer all pending orders."""
         return self.say(at, *self.backend.answer())
 
     def wakes(self) -> float | None:
-        """The scheduler's `wake_at`."""
         return self.scheduler.wake_at
 
     def job(self, name: str) -> Job:

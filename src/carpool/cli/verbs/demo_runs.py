@@ -110,7 +110,6 @@ def _run(
     recorder: RunRecorder,
     effort: float,
 ) -> BatchRun:
-    """A fresh run of the four jobs in the place of an earlier demo."""
     folder = RunFolder(place)
     if place.is_dir():
         folder.hold()
@@ -190,7 +189,6 @@ def _seconds(value: float | None) -> str:
 
 
 def _gain(before: float, after: float) -> str:
-    """The speed-up, or the slow-down."""
     if not after > 0:
         return "–"
     return f"{before / after:.2f}x sooner" if before >= after else f"{after / before:.2f}x later"

@@ -121,7 +121,6 @@ def _history_from_run(job: str, run: str) -> History:
 
 
 def _profile_lines(path: Path) -> Iterator[str]:
-    """One line per measured setting of a profile, and one for the overheads."""
     from carpool.predictors.profiles.profile import read_profile
 
     if not path.is_file():

@@ -20,8 +20,6 @@ Examples:
 
 
 def _phase_command(verb: str, summary: str) -> click.Command:
-    """Command that applies one of the actions cancel, pause and resume to jobs or sweeps."""
-
     @click.command(
         verb,
         help=f"{summary}\n\nJOB is the name of a job, or of a sweep for all its jobs.",

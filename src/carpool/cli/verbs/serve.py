@@ -148,7 +148,6 @@ def _options(settings: Settings, devices: tuple[LocalDevice, ...], metrics: Serv
 
 
 def _metrics() -> ServiceMetrics:
-    """The daemon's metrics; InputError where the packages of the web server are missing."""
     try:
         from carpool.service.http.metrics import ServiceMetrics
     except ModuleNotFoundError as error:

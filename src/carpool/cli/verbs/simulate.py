@@ -94,7 +94,6 @@ def _check(round_s: float, policies: Sequence[str], journal: str) -> None:
 
 
 def _check_distinct_files(**files: str) -> None:
-    """InputError if two options name the same file."""
     seen: dict[Path, str] = {}
     for option, name in files.items():
         if name:
@@ -174,7 +173,6 @@ def _print(results: Sequence[SimulationResult], report: str, bound_s: float | No
 
 @contextmanager
 def _progress(policies: Sequence[str], *, shown: bool) -> Iterator[Callable[[str, float], None] | None]:
-    """Show a progress bar per policy."""
     if not shown:
         yield None
         return

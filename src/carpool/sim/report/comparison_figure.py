@@ -34,10 +34,6 @@ def _rule(x1: float, y1: float, x2: float, y2: float, stroke: str = LINE) -> str
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}"/>'
 
 
-def _short(words: str, most: int) -> str:
-    return words if len(words) <= most else words[: most - 1] + "…"
-
-
 def _stroke(place: int) -> str:
     dash = DASHES[(place + place // len(COLOURS)) % len(DASHES)]
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
@@ -45,7 +41,6 @@ def _stroke(place: int) -> str:
 
 
 def _range(curves: Sequence[Distribution]) -> tuple[float, float]:
-    """Least and greatest completion time to draw, with a little room."""
     values = [value for curve in curves for value in curve.value if value > 0]
     if not values:
         return 0.1, 10.0
@@ -101,7 +96,8 @@ def _table(runs: Sequence[RunRecord], top: float) -> list[str]:
     for place, run in enumerate(runs):
         y = top + ROW * (place + 1)
         parts.append(f'<line x1="20" x2="46" y1="{y - 4:.1f}" y2="{y - 4:.1f}" {_stroke(place)}/>')
-        parts.append(_text(56, y, _short(run.policy, 28), bold=True))
+        name = run.policy if len(run.policy) <= 28 else run.policy[:27] + "…"
+        parts.append(_text(56, y, name, bold=True))
         parts.append(_rule(20, y + 9, WIDTH - 20, y + 9))
     for measure, end in zip(shown, ends, strict=True):
         parts += _column(runs, measure, end, top)

@@ -60,7 +60,6 @@ class SizeClass:
 
     @property
     def label(self) -> str:
-        """Such as ``1`` or ``5–8``."""
         return str(self.low) if self.low == self.high else f"{self.low}–{self.high}"
 
 

@@ -34,7 +34,6 @@ def _fact(name: str, value: str) -> str:
 
 
 def _facts(head: ReportHead, runs: Sequence[RunRecord]) -> str:
-    """The head as a definition list."""
     sizes = sorted({len(run.recording) for run in runs})
     facts = [("trace", head.trace), ("cluster", head.cluster), ("devices", f"{head.num_devices:,}")]
     facts.append(("jobs", " / ".join(f"{size:,}" for size in sizes) or "0"))
@@ -49,7 +48,6 @@ def _facts(head: ReportHead, runs: Sequence[RunRecord]) -> str:
 
 
 def _dropped(head: ReportHead) -> str:
-    """Which rows of the trace were left out, and why."""
     if not sum(head.dropped.values()):
         return "<p>Every row of the trace was used.</p>"
     items = "".join(f"<li>{count:,} × {escape(reason)}</li>" for reason, count in sorted(head.dropped.items()))
@@ -57,7 +55,6 @@ def _dropped(head: ReportHead) -> str:
 
 
 def _thinning(runs: Sequence[RunRecord], drawn: Sequence[RunPlotData]) -> str:
-    """What the drawings leave out."""
     items = [
         f"<li><b>{escape(run.policy)}</b>: {escape(words)}.</li>"
         for run, drawing in zip(runs, drawn, strict=True)
@@ -66,14 +63,6 @@ def _thinning(runs: Sequence[RunRecord], drawn: Sequence[RunPlotData]) -> str:
     if not items:
         return "<p>Nothing was thinned: every job, every change and every holding is drawn.</p>"
     return f"<p>Thinned for drawing; the table is always computed from all jobs:</p><ul>{''.join(items)}</ul>"
-
-
-def _measures() -> str:
-    return "".join(_fact(measure.name, measure.hint) for measure in MEASURES)
-
-
-def _command(head: ReportHead) -> str:
-    return f"<p>Made with <code>{escape(head.command)}</code></p>" if head.command else ""
 
 
 def render(title: str, head: ReportHead, runs: Sequence[RunRecord]) -> str:
@@ -93,11 +82,11 @@ def render(title: str, head: ReportHead, runs: Sequence[RunRecord]) -> str:
         facts=_facts(head, runs),
         table=comparison_table(runs),
         figure=comparison_svg(runs),
-        measures=_measures(),
+        measures="".join(_fact(measure.name, measure.hint) for measure in MEASURES),
         dropped=_dropped(head),
         thinning=_thinning(runs, drawn),
         tick=f"{data['tick_s']:g} s",
-        command=_command(head),
+        command=f"<p>Made with <code>{escape(head.command)}</code></p>" if head.command else "",
         data=script_json(data),
         script=script,
     )

@@ -132,7 +132,6 @@ class JobIndex:
         return found
 
     def pack(self) -> Json:
-        """All jobs as columns."""
         return {
             "ids": pack_text(list(self.place)),
             "submit": pack(self.submit, delta=True),

@@ -29,14 +29,6 @@ def _ints() -> array[int]:
     return array("i")
 
 
-def _longs() -> array[int]:
-    return array("l")
-
-
-def _bytes() -> array[int]:
-    return array("b")
-
-
 @dataclass(slots=True)
 class StepFunction:
     """A step function of time that coarsens itself: its integral and its peaks stay exact.
@@ -114,12 +106,10 @@ class BinnedHoldings:
 
     @classmethod
     def over(cls, num_devices: int) -> BinnedHoldings:
-        """Blocks of equal size that cover all devices."""
         block = max(1, math.ceil(num_devices / HAZE_BLOCKS))
         return cls(block, max(1, math.ceil(num_devices / block)))
 
     def widen(self, end_s: float) -> None:
-        """Widen the bins for a run that lasts until `end_s`."""
         wanted = 2.0 ** math.ceil(math.log2(max(end_s, 1e-3) / HAZE_BINS))
         if self.width_s == 0.0:
             self.width_s = wanted
@@ -133,7 +123,6 @@ class BinnedHoldings:
             self.width_s *= 2
 
     def add(self, first: int, stop: int, start_s: float, end_s: float, fraction: float) -> None:
-        """Spread one holding over the bins and blocks it touches."""
         cells, width, size = self.cells, self.width_s, self.block
         begin = start_s
         while begin < end_s:
@@ -158,7 +147,7 @@ class Holdings:
 
     num_devices: int
     limit: int = HOLDINGS_LIMIT
-    job: array[int] = field(default_factory=_longs)
+    job: array[int] = field(default_factory=lambda: array("l"))
     first: array[int] = field(default_factory=_ints)
     stop: array[int] = field(default_factory=_ints)
     start_s: array[float] = field(default_factory=_doubles)
@@ -227,7 +216,6 @@ class Holdings:
         self._latest = {}
 
     def copy(self) -> Holdings:
-        """An independent copy, for a page that needs fewer."""
         twin = Holdings(
             num_devices=self.num_devices,
             limit=self.limit,
@@ -256,7 +244,7 @@ class Recording:
     held_s: array[float] = field(default_factory=_doubles)  # time holding at least one device; NaN: not over
     devices: array[int] = field(default_factory=_ints)  # asked for
     weight: array[float] = field(default_factory=_doubles)
-    state: array[int] = field(default_factory=_bytes)  # place in `PHASES`
+    state: array[int] = field(default_factory=lambda: array("b"))  # place in `PHASES`
     holdings: Holdings = field(init=False)
     queue: StepFunction = field(default_factory=StepFunction)  # jobs waiting
     busy: StepFunction = field(default_factory=StepFunction)  # devices held
@@ -270,7 +258,6 @@ class Recording:
         return len(self.job_ids)
 
     def submitted(self, job_id: str, at: float, devices: int, weight: float = 1.0) -> int:
-        """A job arrived; returns its number."""
         self.job_ids.append(job_id)
         self.submit_s.append(at)
         self.start_s.append(NAN)
@@ -291,19 +278,16 @@ class Recording:
         self.holdings.add(job, first, stop, start_s, end_s, fraction)
 
     def ended(self, job: int, at: float, held_s: float, state: Phase = Phase.FINISHED) -> None:
-        """A job is over, after holding devices for `held_s` in all."""
         self.end_s[job] = at
         self.held_s[job] = held_s
         self.state[job] = CODE_OF[state]
         self.holdings.forget(job)
 
     def sample(self, at: float, waiting: int, busy: float) -> None:
-        """Set the numbers of waiting jobs and held devices from `at` on."""
         self.queue.add(at, waiting)
         self.busy.add(at, busy)
 
     def mark(self, at: float, text: str) -> None:
-        """Add a labelled line to the timeline."""
         if len(self.marks) < MARKS_LIMIT:
             self.marks.append((at, text))
         else:

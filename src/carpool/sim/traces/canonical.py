@@ -40,7 +40,6 @@ def _weight(text: str, column: str) -> float:
 
 
 def _block(columns: Columns, start: int) -> RowBlock:
-    """Read many clean rows."""
     submits = numbers(columns["submit_s"])
     works = numbers(columns["work_s"])
     gpus = shared(columns["gpus"], "gpus", cells.count)

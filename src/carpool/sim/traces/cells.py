@@ -113,7 +113,6 @@ class Cells:
         return text
 
     def is_empty(self, column: str) -> bool:
-        """Whether the cell is empty or one of the words for nothing."""
         return self.text(column).strip().lower() in _NOTHING
 
     def number(self, column: str) -> float:

@@ -95,7 +95,6 @@ class Bursty:
 
 
 def _from_zero(times: list[float]) -> list[float]:
-    """Sorted, and shifted so that the first is 0."""
     times.sort()
     first = times[0]
     return [at - first for at in times]

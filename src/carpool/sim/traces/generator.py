@@ -90,7 +90,6 @@ class TraceGenerator:
         return Random(f"{self.seed}/{aspect}")
 
     def _draw(self, mix: Mix[Thing], aspect: str, default: Thing) -> list[Thing]:
-        """One value of a mix for each job."""
         if not mix:
             return [default] * self.jobs
         things = [thing for thing, _ in mix]
@@ -98,7 +97,6 @@ class TraceGenerator:
         return self._stream(aspect).choices(things, cum_weights=shares, k=self.jobs)
 
     def _submits(self, gpu_seconds: float) -> list[float]:
-        """Submission times that match the requested rate, span or load."""
         if isinstance(self.arrivals, AtOnce):
             return [0.0] * self.jobs
         if self.rate_per_s is not None:
@@ -178,7 +176,6 @@ def parse_lengths(text: str) -> LengthDistribution:
 
 
 def _make(what: str, name: str, settings: Iterable[str], table: Mapping[str, type[Made]]) -> Made:
-    """Build the named object with numeric settings."""
     if name not in table:
         raise UnknownName(what, name, table)
     known = {entry.name for entry in fields(table[name])}  # type: ignore[arg-type]

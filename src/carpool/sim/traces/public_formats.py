@@ -37,7 +37,6 @@ def _task_row(row: Cells) -> TraceRow:
 
 
 def _between(row: Cells, start_s: float, column: str) -> float:
-    """Seconds from a start to the end in `column`."""
     end_s = row.number(column)
     if end_s < start_s:
         raise BadCell(column, row.text(column), "is before the start")
@@ -138,17 +137,13 @@ def _gavel_row(row: Cells) -> TraceRow:
     )
 
 
-def _is_gavel_row(first: Sequence[str]) -> bool:
-    return len(first) == len(GAVEL_COLUMNS)
-
-
 GAVEL = TraceFormat(
     "gavel",
     GAVEL_COLUMNS,
     _gavel_row,
     delimiter="\t",
     has_own_ids=False,
-    headerless=_is_gavel_row,
+    headerless=lambda first: len(first) == len(GAVEL_COLUMNS),
     work_unit=WorkUnit.STEPS,
 )
 

@@ -66,7 +66,6 @@ def open_text(path: Path, *, escape: bool = False) -> Iterator[io.TextIOWrapper]
 
 
 def _cannot_open(path: Path, error: OSError) -> InputError:
-    """The error for a file that cannot be opened."""
     where = str(path)
     if isinstance(error, FileNotFoundError):
         return InputError("does not exist", where=where, way_out="Check the path.")
@@ -119,8 +118,6 @@ MAYBE_CUT = "the last line has no line end: the file may be cut short"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The layout of a file: its format, its columns, and the first line if that is data."""
-
     format: TraceFormat
     header: tuple[str, ...]
     first: str
@@ -171,7 +168,6 @@ def _read(
     *,
     escape: bool,
 ) -> Trace:
-    """Read a trace with strict or escaped decoding."""
     with gc_paused(), open_text(path, escape=escape) as text:
         layout = _layout(path, text, named)
         jobs = Collector(
@@ -194,7 +190,6 @@ def _read(
 
 
 def _take_all(jobs: Collector, layout: _Layout, text: TextIOWrapper) -> None:
-    """Pass the file's rows on, block by block."""
     lines = chain([layout.first], text) if layout.is_headerless else text
     if layout.format.delimiter == ",":
         rows = csv.reader(lines)
@@ -208,7 +203,6 @@ def _take_all(jobs: Collector, layout: _Layout, text: TextIOWrapper) -> None:
 
 
 def _unused(layout: _Layout) -> list[str]:
-    """Unknown columns of the file, such as a misspelt optional one."""
     known = {*layout.format.columns, *layout.format.optional, *layout.format.ignored}
     return [name for name in layout.header if name not in known]
 
@@ -241,7 +235,6 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _refuse_twins(path: Path, header: Sequence[str], line: int) -> None:
-    """Reject a header that names a column twice."""
     name, times = Counter(header).most_common(1)[0]
     if times > 1:
         raise InputError(
@@ -252,7 +245,6 @@ def _refuse_twins(path: Path, header: Sequence[str], line: int) -> None:
 
 
 def _unknown_header(path: Path, first: str, line: int, named: str | None, forms: Sequence[TraceFormat]) -> InputError:
-    """The error for a first line of no known format: what is missing, and what is known."""
     line_text = shown(first.strip())
     found = {cell.strip() for cell in _cells(first, ",")}
     nearest = max(forms, key=lambda form: len(found & set(form.columns)) / len(form.columns))

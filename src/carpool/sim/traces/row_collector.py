@@ -50,7 +50,8 @@ class Collector:
         """Add consecutive rows; `num_lines` exceeds their number when a quoted cell holds a line end."""
         block = self._block(rows) if num_lines == len(rows) else None
         if block is not None:
-            self._keep_block(block)
+            self._submits.extend(block.submits)
+            self._specs.extend(make_specs(block.ids, block.gpus, block.works, *block.extras))
             self._index += len(rows)
             return
         line = first_line
@@ -86,12 +87,7 @@ class Collector:
         self._seen |= new
         return True
 
-    def _keep_block(self, block: RowBlock) -> None:
-        self._submits.extend(block.submits)
-        self._specs.extend(make_specs(block.ids, block.gpus, block.works, *block.extras))
-
     def _take_row(self, fields: list[str], line: int, height: int) -> None:
-        """Add one row, checked cell by cell."""
         try:
             row = self._checked(fields, height)
         except UnusableRow as unusable:
@@ -107,7 +103,6 @@ class Collector:
                 self._keep(row)
 
     def _checked(self, fields: list[str], height: int) -> TraceRow:
-        """One row, parsed and checked against the rows before it."""
         self._check_shape(fields, height)
         cells = self._cells
         cells.fields, cells.index = fields, self._index
@@ -119,7 +114,6 @@ class Collector:
         return row
 
     def _check_shape(self, fields: list[str], height: int) -> None:
-        """Reject a row without the header's cells, each on one line and in UTF-8."""
         if height > 1:
             raise BadRow(f"a quoted cell runs over {height} lines, from {shown(fields[0])}", "a quoted cell runs on")
         if len(fields) < self._width:
@@ -188,7 +182,6 @@ def _line_ends(cell: str) -> int:
 
 
 def _is_clean(fields: Iterable[str]) -> bool:
-    """Whether the text can be encoded as UTF-8."""
     try:
         "".join(fields).encode("utf-8")
     except UnicodeEncodeError:

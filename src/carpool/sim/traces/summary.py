@@ -131,7 +131,6 @@ def _work_line(info: TraceInfo) -> str:
 
 
 def _listing(counts: Mapping[str, int], listed: int) -> str:
-    """The first entries of a table of counts, and how many more there are."""
     shown = ", ".join([f"{name}: {count}" for name, count in list(counts.items())[:listed]])
     more = len(counts) - listed
     return f"{shown} and {more} more" if more > 0 else shown

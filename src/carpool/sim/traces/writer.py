@@ -82,7 +82,6 @@ def _number(value: float) -> str:
 
 
 def _refuse_unwritable(spec: JobSpec, name: str) -> None:
-    """Reject names that a CSV line cannot hold: line ends, and invalid Unicode."""
     if not spec.id:
         raise InputError("a job has the empty name", where=name, way_out="Name it.")
     for text in (spec.id, spec.model, spec.user):

@@ -65,7 +65,6 @@ class Contention:
         return 1.0 if not there or needed <= there else self.parked * there / needed
 
     def _among(self, own: Contender, peers: Sequence[Contender]) -> float:
-        """Speed among peers of one turn, including itself."""
         reach = demand = traffic = 0.0
         for peer in peers:
             reach += peer.fraction * peer.memory_bw

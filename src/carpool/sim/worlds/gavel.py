@@ -114,8 +114,6 @@ class GavelWorld(SteadyWorld):
         below = rows[spec.model, low]
         return below + (above - below) * (width - low) / (high - low)
 
-    # ------------------------------------------------------------------------------------------------ world port
-
     def rate(self, spec: JobSpec, placement: Placement) -> float:
         groups = placement.groups
         width = groups[0][1] if len(groups) == 1 else placement.num_devices
@@ -127,7 +125,6 @@ class GavelWorld(SteadyWorld):
     def estimator(self) -> Estimator:
         return GavelOracle(self)
 
-    # ---------------------------------------------------------------------------------------------------- inside
     def _rows(self, kind: Kind) -> Mapping[JobType, float]:
         rows = self.solo.get(kind) or self.solo.get(kind.casefold())
         if rows is None:

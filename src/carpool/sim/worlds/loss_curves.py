@@ -56,7 +56,6 @@ class LossWorld(SteadyWorld):
     knows_lengths: bool = False  # whether the estimator knows how many steps are left
     _histories: dict[JobId, NDArray[np.float64]] = field(default_factory=dict, repr=False)
 
-    # ------------------------------------------------------------------------------------------------ world port
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
         return [Arrival(at, self._elastic(spec)) for at, spec in arrivals], cluster
 
@@ -70,7 +69,6 @@ class LossWorld(SteadyWorld):
     def estimator(self) -> Estimator:
         return LossEstimator(self)
 
-    # ------------------------------------------------------------------------------------------------------ truth
     def learner(self, spec: JobSpec) -> LossModel:
         found = self.learners.get(spec.model)
         if found is None:

@@ -61,12 +61,10 @@ class ParametricWorld(World):
         setting = TopLevelKeys(reference=kinds[0], noise=noise, seed=seed)
         return cls(draw_models(seed, models, kinds), draw_kinds(kinds), setting=setting)
 
-    # ------------------------------------------------------------------------------------------------ world port
     def work(self, spec: JobSpec) -> float:
         return self.traits(spec).work if spec.work is None else spec.work
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
-        """The rate; at another batch size than the job's own it changes with the noise scale."""
         traits, work = self.traits(spec), self.work(spec)
         if self.batch(spec, placement.batch_size) == self.batch(spec):
             return Pace(self.rate(spec, placement, 0.0))
@@ -75,7 +73,6 @@ class ParametricWorld(World):
         return Pace(self.rate(spec, placement, traits.noise_at(phase / _PHASES)), until)
 
     def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """The most expensive of the changes; equal placements mean other devices of the same shape."""
         prices, own = self.prices, self.traits(spec).start_s
         if before is None:
             return prices.start_s if own is None else own
@@ -99,9 +96,7 @@ class ParametricWorld(World):
     def estimator(self) -> Estimator:
         return ParametricEstimator(self)
 
-    # --------------------------------------------------------------------------------------------------- formulas
     def traits(self, spec: JobSpec) -> ModelTraits:
-        """The model's parameters, or the defaults."""
         return self.models.get(spec.model) or self.models.get(DEFAULT) or _DEFAULT_TRAITS
 
     def batch(self, spec: JobSpec, asked: int = 0) -> int:
@@ -117,7 +112,6 @@ class ParametricWorld(World):
         return 1.0 if known is None else known.slowdown
 
     def step_s(self, spec: JobSpec, groups: Groups, batch: int, speed: float = 1.0) -> float:
-        """Seconds of one step, slowed by contention."""
         traits = self.traits(spec)
         count = sum([count for _, count in groups])
         might = sum([count / self.slowdown(spec, kind) for kind, count in groups])
@@ -154,7 +148,6 @@ class ParametricWorld(World):
         return rate if batch == own else rate * batch / own * (noise + own) / (noise + batch)
 
     def speed(self, spec: JobSpec, placement: Placement) -> float:
-        """Speed factor by share, neighbours and memory."""
         kind = max(placement.kinds, key=lambda kind: (self.slowdown(spec, kind), kind))
         width = placement.num_devices
         use = self.use(spec, kind, placement.batch_size, width)
@@ -183,7 +176,6 @@ class ParametricWorld(World):
             return spec.memory_bytes
         return traits.memory + int(traits.memory_per_sample * batch / width)
 
-    # ------------------------------------------------------------------------------------------------- preparing
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
         """Jobs and devices with their memory filled in, so that overbooking is detected."""
         return [Arrival(at, self.declared(spec)) for at, spec in arrivals], self.furnished(cluster)
@@ -237,7 +229,6 @@ class ParametricEstimator(Estimator):
         return Estimate(max(0.0, self._world.work(job.spec) - job.done_at(at)))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Keep the noise scale of jobs whose batch size may be tuned."""
         if report.noise is None or job.spec.batch_range is None:
             return
         if self._noise.get(job.spec.id) != report.noise:
@@ -268,5 +259,4 @@ _DEFAULT_TRAITS = ModelTraits()
 
 
 def _phase(done: float, work: float) -> int:
-    """The current step of the noise scale."""
     return min(_PHASES - 1, floor(done / work * _PHASES + _ROUNDING))

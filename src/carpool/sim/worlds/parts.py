@@ -87,9 +87,7 @@ class PartsWorld(SteadyWorld):
             part_s[model] = {kind: base_s * slow for kind, slow in zip(kinds, slowdowns, strict=True)}
         return cls(part_s, switch)
 
-    # ------------------------------------------------------------------------------------------------ world port
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Jobs that may run on one device up to one per part; models and device types must be known."""
         for _, spec in arrivals:
             if spec.model not in self.part_s:
                 raise UnknownName("model", spec.model, self.part_s, where=f"job {spec.id!r} in this world")
@@ -101,7 +99,6 @@ class PartsWorld(SteadyWorld):
         return [Arrival(at, replace(spec, min_devices=1, max_devices=0)) for at, spec in arrivals], cluster
 
     def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """A switch where the devices change; another turn or fraction is free."""
         stays = before is not None and before.groups == after.groups and before != after
         return 0.0 if stays else self.switch_s(spec)
 
@@ -127,7 +124,6 @@ class PartsWorld(SteadyWorld):
         )
         return lower_bound(demand) / sum([spec.weight for _, spec in arrivals])
 
-    # --------------------------------------------------------------------------------------------------- formulas
     def switch_s(self, spec: JobSpec) -> float:
         """Seconds until a job's first part begins on a device that ran something else."""
         if self.switch == "fast":

@@ -110,11 +110,9 @@ class Application:
 
     @property
     def widest(self) -> int:
-        """Most devices that a step can be split over."""
         return self.most_devices or max(1, self.limits.largest // self.limits.micro_min)
 
     def epoch(self, done: float) -> int:
-        """The epoch that a job with so much progress is in."""
         return min(bisect_right(self.ends, done), len(self.ends) - 1)
 
     def noise(self, batch: int, epoch: int) -> float:
@@ -129,7 +127,6 @@ class Application:
         return found
 
     def steps_after(self, batch: int, epoch: int) -> float:
-        """Steps of the epochs after this one."""
         return self._at("iteration", batch, len(self.ends) - 1) - self._at("iteration", batch, epoch)
 
     def _at(self, column: str, batch: int, epoch: int) -> float:
@@ -156,7 +153,6 @@ def _courses(folder: Path) -> dict[int, TrainingCurve]:
 
 
 def _times(placements: Iterable[Sequence[Any]], scalability: Iterable[Sequence[Any]]) -> tuple[StepTimes, list[int]]:
-    """Step times, and the micro-batches measured."""
     by_placement: dict[Counts, list[list[float]]] = {}
     alike: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
     for name, micro, step_s, sync_s in placements:
@@ -170,7 +166,6 @@ def _times(placements: Iterable[Sequence[Any]], scalability: Iterable[Sequence[A
 
 
 def _rows(path: Path, names: Sequence[str]) -> Iterable[list[float]]:
-    """The named columns of a CSV file as numbers, row by row."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -262,9 +257,7 @@ class PolluxWorld(World):
             raise InputError("holds no profile of any application", where=str(folder), way_out=way_out)
         return cls(profiles, rules)
 
-    # ------------------------------------------------------------------------------------------------ world port
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Make every job elastic in devices and batch size, within its application's limits."""
         self._cluster = cluster
         return [Arrival(at, self._elastic(spec)) for at, spec in arrivals], cluster
 
@@ -277,7 +270,6 @@ class PolluxWorld(World):
         return Pace(self.rate(spec, epoch, placement), profile.ends[epoch])
 
     def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """The restart delay, unless only the batch size changes."""
         if before is not None and before.groups == after.groups and before.batch_size != after.batch_size:
             return 0.0
         return self.standstill_s
@@ -287,12 +279,10 @@ class PolluxWorld(World):
         return TrainingSignals(None, profile.noise(step.batch, profile.epoch(done)), step.seconds, step.sync_s)
 
     def estimator(self) -> Estimator:
-        """An oracle of rates, steps and lengths that learns goodput like Pollux's agents."""
         if self._cluster is None:
             raise CarpoolError("PolluxWorld.estimator is asked before PolluxWorld.prepare has named the cluster")
         return PolluxEstimator(self, self._cluster)
 
-    # ------------------------------------------------------------------------------------------------- formulas
     def profile(self, spec: JobSpec) -> Application:
         found = self.profiles.get(spec.model)
         if found is None:
@@ -355,7 +345,6 @@ class PolluxEstimator(Estimator):
         return Estimate(max(0.0, self._world.work(job.spec) - job.done_at(at)))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Record the epoch, and let the job's agent learn."""
         epoch = self._world.profile(job.spec).epoch(report.done)
         if self._epochs.get(job.id, 0) != epoch:
             self._epochs[job.id] = epoch

@@ -39,7 +39,6 @@ class ProfileWorld(World):
         return cls({**{name: belief for name, belief in short if functions.count(name) == 1}, **known})
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Jobs with length and memory filled in; every model must be measured on every device type."""
         for _, spec in arrivals:
             known = self.of(spec).kinds
             for kind in spec.kinds or cluster.kinds:
@@ -62,7 +61,6 @@ class ProfileWorld(World):
     def estimator(self) -> Estimator:
         return ProfileEstimator(self)
 
-    # ---------------------------------------------------------------------------------------------------- formulas
     def of(self, spec: JobSpec) -> ProfileRateModel:
         if not spec.model and len({id(belief) for belief in self.profiles.values()}) == 1:
             return next(iter(self.profiles.values()))

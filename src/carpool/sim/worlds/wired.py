@@ -64,7 +64,6 @@ class WiredWorld(SteadyWorld):
     _network: float = field(default=1e9, init=False, repr=False)
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Draw the links, and make jobs elastic."""
         random = Random(self.seed)
         self._cluster = cluster
         self._network = _between(random, 1e9, 6e9)
@@ -94,7 +93,6 @@ class WiredWorld(SteadyWorld):
             raise CarpoolError("WiredWorld.estimator is asked before WiredWorld.prepare has named the cluster")
         return LinkEstimator(self._cluster)
 
-    # -------------------------------------------------------------------------------------------------------- formulas
     def model(self, spec: JobSpec) -> WiredModel:
         """A job's model; jobs without a name share one."""
         if spec.model not in self._models:
@@ -123,7 +121,6 @@ class WiredWorld(SteadyWorld):
         return rate * placement.fraction / max(1.0, placement.load)
 
     def oracle(self) -> Estimator:
-        """An estimator that knows the truth."""
         return WiredOracle(self)
 
 

@@ -91,7 +91,6 @@ def _table(value: object, where: str) -> dict[str, Any]:
 
 
 def _filled(base: _T, table: object, where: str) -> _T:
-    """A dataclass value with some fields replaced from a table."""
     kind = type(base)
     hints = get_type_hints(kind)
     spots = {spot.name: spot for spot in fields(kind)}  # type: ignore[arg-type]  # only dataclasses come here
@@ -105,7 +104,6 @@ def _filled(base: _T, table: object, where: str) -> _T:
 
 
 def _value(key: str, value: object, hint: Any, limits: ValueRange, where: str) -> Any:
-    """One value, converted to its field's type and checked."""
     if get_origin(hint) in (Union, UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is tuple:
