@@ -233,7 +233,7 @@ class Carpool(Policy):
         return Quote(menu, market, prices, market.worths(prices, parts))
 
     def _relative_prices(self, market: Market, at: float, memory: PolicyMemory) -> Floats | None:
-        """Prices of device types relative to each other, refreshed when outdated; None where not known."""
+        """Prices of device types relative to each other, refreshed when outdated; None with one device type."""
         if len(market.supply) == 1 or market.is_large:
             return None
         if memory.outlook is None or not memory.outlook.holds(market, at):
@@ -316,7 +316,7 @@ class Carpool(Policy):
 
 
 def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Floats, Floats]:
-    """Prices, and the part of them that remains when each job ends: each follows from the other."""
+    """Prices, and per job the fraction of its price still charged when it ends; found by iteration."""
     parts = np.full(len(market.work), 0.5)
     prices = market.clear(parts, along=along)
     for _ in range(_ROUNDS):

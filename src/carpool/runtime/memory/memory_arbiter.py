@@ -54,8 +54,8 @@ class MemoryArbiter(Generic[K]):
     """Jobs on the device, and grants that wait for memory there."""
 
     capacity: int  # bytes
-    swap_ahead: bool = True  # swap the next job in while another runs, and keep those that may come again
-    evict_early: bool = True  # a running job swaps out at the end of its turn without being asked
+    swap_ahead: bool = True  # swap the next job in while another runs, and keep recently used jobs
+    evict_early: bool = True  # order the running job to swap out before its turn has ended
     needs: dict[K, MemoryNeed] = field(default_factory=dict)
     counts: dict[K, Counts] = field(default_factory=dict)
     _states: set[K] = field(default_factory=set)  # on the device, or on their way in or out

@@ -20,7 +20,7 @@ WorkerKey = tuple[str, int]  # job and number of a worker
 MakeForkServer = Callable[[Callable[[Exited], object], Callable[[str], object]], ForkServer]
 
 _DRAIN_S = 2.0  # after a worker's exit, for messages it sent before
-_MAX_FAILURES = 5  # fork servers that may die in a row before any of them forked a worker
+_MAX_FAILURES = 5  # deaths of fork servers in a row without a fork; one more ends the executor
 _log = logging.getLogger(__name__)
 
 

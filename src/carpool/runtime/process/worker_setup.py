@@ -69,7 +69,7 @@ def inspect_gpu(device: torch.device) -> VisibleGpu:
 
 
 def lane_problem(requested: int, gpu: VisibleGpu) -> str:
-    """Why a process does not have its lane of so many percent; empty if it has, or that is unknown.
+    """Why this process lacks its lane of ``requested`` percent; empty if it has it, or that is unknown.
 
     An MPS client that finds no daemon gets no error: it computes on the whole GPU, slows its neighbours down and learns
     other bits. So every process checks its lane.

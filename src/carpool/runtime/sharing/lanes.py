@@ -24,7 +24,7 @@ def percent(fraction: float) -> int:
 
 
 def max_concurrent_jobs(device: LocalDevice, *, has_lanes: bool, has_cap: bool = False) -> int:
-    """How many jobs compute on a device at the same time; with more, or under a memory cap, all are time-sliced."""
+    """How many jobs may compute on a device at once; with more, all are time-sliced. 0 under a memory cap."""
     if has_cap:
         return 0
     if device.cuda is None:

@@ -127,7 +127,7 @@ class MpsAdmission:
     def on_lane_mismatch(self, error: str) -> None:
         """Count a worker that did not get its lane; after a few, turn lanes off.
 
-        A daemon that has just died explains it: then the worker starts again with the next one.
+        Not counted while the MPS daemon is dead. The worker is replaced either way.
         """
         self._mismatches += self._is_running
         if self._mismatches >= _MAX_MISMATCHES and self.has_lanes:
