@@ -86,13 +86,9 @@ def _training(
         model=model,
         optimizer=optimizer,
         dataset=data.train,
-        loss=_cross_entropy,
+        loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
         batch_size=batch_size,
         stop=Stop(epochs=epochs),
         evaluate=lambda model: {"accuracy": accuracy(model, data.test)},
         evaluate_every=epochs,
     )
-
-
-def _cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return functional.cross_entropy(model(batch[0]), batch[1])

@@ -128,11 +128,7 @@ def _graph() -> str:
     from carpool.runtime.graphs.capture import CudaGraphCapture
 
     cell = torch.zeros(1, device="cuda")
-
-    def add_one() -> None:
-        cell.add_(1)
-
-    replay = CudaGraphCapture(torch.device("cuda", 0)).capture(add_one)
+    replay = CudaGraphCapture(torch.device("cuda", 0)).capture(lambda: cell.add_(1))
     for _ in range(3):
         replay()
     if cell.item() != 3.0:

@@ -177,7 +177,6 @@ class BatchSource:
 
     @property
     def prefetch_depth(self) -> int:
-        """The number of future batches that `prefetch` can use."""
         return self._readers.depth if self._readers is not None else int(self._prefetcher is not None)
 
     def prefetch(self, requests: list[BatchRequest]) -> None:
@@ -188,12 +187,10 @@ class BatchSource:
             self._expected = deque(requests)
 
     def start_copy(self) -> None:
-        """Copy the prefetched batch to the device while that computes."""
         if self._prefetcher is not None:
             self._prefetcher.start_copy()
 
     def fetch(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
-        """The batch of these samples, augmented, on the device."""
         if self._uses_rows:
             batch = self._finish(self._gather(epoch, samples, device), epoch, samples)
             return self._augmented(batch, epoch, samples, device)
@@ -221,7 +218,6 @@ class BatchSource:
         return batch
 
     def _prefetch_after(self, epoch: int, samples: NDArray[np.int64]) -> None:
-        """Start gathering the batch expected after this one."""
         self._in_flight = None
         while self._expected and not self._expected.popleft().matches(epoch, samples):
             pass
@@ -255,7 +251,6 @@ class BatchSource:
         )
 
     def _prepare(self, device: torch.device) -> None:
-        """Set up the planned mode; fall back to the host if batches made on the device differ in bits."""
         host_rows, mode = self._rows, self.plan.mode
         if mode is InputMode.READERS:
             self._readers = ReaderPool(self._host_reader.read, self.plan.readers)
@@ -271,7 +266,6 @@ class BatchSource:
             self._rows, self._prefetcher, self._uses_rows, self.notes = host_rows, None, False, (self.plan.reason,)
 
     def _matches_host(self, device: torch.device) -> bool:
-        """Whether a small batch made in the planned mode equals the one made on the host."""
         if self._augment is None and (self._rows is None or self._rows.finish is None):
             return True
         samples = np.arange(min(_CHECKED_SAMPLES, len(self._host_reader.dataset)), dtype=np.int64)

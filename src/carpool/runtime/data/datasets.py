@@ -254,7 +254,6 @@ class Corpus(Split):
 
     @property
     def num_tokens(self) -> int:
-        """The size of the vocabulary."""
         return len(self.vocabulary)
 
 

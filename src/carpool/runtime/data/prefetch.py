@@ -55,7 +55,6 @@ class RowPrefetcher:
             torch.index_select(rows, 0, samples, out=target)
 
     def start_copy(self) -> None:
-        """Start the copy to the device, if a batch is being gathered."""
         if self._gathering is None:
             return
         self._gathering.result()
@@ -102,7 +101,6 @@ class ReaderPool:
 
     @property
     def depth(self) -> int:
-        """The number of live readers."""
         return len(self._idle) + len(self._busy)
 
     def prefetch(self, requests: list[BatchRequest]) -> None:
@@ -142,11 +140,10 @@ class _Reader:
 
     def __init__(self, read: Read) -> None:
         self._process = ChildProcess("carpool-reader", partial(_serve, read))
-        self._socket = self._process.socket
 
     def send(self, request: BatchRequest) -> bool:
         try:
-            send_frame(self._socket, pickle.dumps(tuple(request)))
+            send_frame(self._process.socket, pickle.dumps(tuple(request)))
         except OSError:
             self.close()
             return False
@@ -154,7 +151,7 @@ class _Reader:
 
     def receive(self) -> tuple[Any] | None:
         """The batch in a tuple; ``None`` if reading failed, and then this reader is closed."""
-        raw = receive_frame(self._socket)
+        raw = receive_frame(self._process.socket)
         if raw is None:
             self.close()
             return None
@@ -170,9 +167,10 @@ def _serve(read: Read, end: socket.socket) -> None:
     torch.set_num_threads(1)  # the parent's thread pool does not survive the fork
     while (raw := receive_frame(end)) is not None:
         epoch, samples = pickle.loads(raw)
-        answer = _pickle((read(epoch, samples),))
+        file = io.BytesIO()
+        _Pickler(file, protocol=5).dump((read(epoch, samples),))
         with contextlib.suppress(BrokenPipeError):
-            send_frame(end, answer)
+            send_frame(end, file.getvalue())
 
 
 class _Pickler(pickle.Pickler):
@@ -187,9 +185,3 @@ class _Pickler(pickle.Pickler):
 
 def _tensor(raw: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(raw).view(dtype).view(shape)
-
-
-def _pickle(value: Any) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, protocol=5).dump(value)
-    return file.getvalue()

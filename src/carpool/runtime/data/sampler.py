@@ -46,7 +46,6 @@ class StepSampler:
         self._orders: dict[int, NDArray[np.int64]] = {}  # of two epochs, because prefetch looks ahead
 
     def samples(self, epoch: int) -> NDArray[np.int64]:
-        """All samples of an epoch, in order."""
         if epoch not in self._orders:
             for old in list(self._orders)[:-1]:
                 del self._orders[old]

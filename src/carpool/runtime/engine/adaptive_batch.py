@@ -49,7 +49,6 @@ class GradientNoiseMeter:
 
     @torch.no_grad()
     def observe(self, num_samples: int) -> None:
-        """Read the gradients that a step of so many samples left on the parameters."""
         position = self._count % _EVERY
         self._count += 1
         grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]

@@ -113,7 +113,6 @@ class FlatLayout:
         self._integer_sizes = [ref.get().numel() for ref in self.integer_buffers]
 
     def new(self) -> Contribution:
-        """Allocate a vector of zeros."""
         values = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         return Contribution(values, torch.zeros(sum(self._integer_sizes), dtype=torch.int64, device=self.device))
 

@@ -26,7 +26,7 @@ from carpool.runtime.engine.optimizer_step import LossScale
 from carpool.runtime.engine.pass_guards import BufferSnapshot, MutationGuard
 from carpool.runtime.engine.training import Training
 from carpool.runtime.errors import TrainingError
-from carpool.runtime.reduce.shards import Bounds, Subtree, TreeAdder, split_micro_batches
+from carpool.runtime.reduce.shards import Bounds, Subtree, TreeAdder, is_empty, split_micro_batches
 
 Contributions = list[tuple[Subtree, Contribution | None]]  # None: the subtree has no samples
 ContributionSlots = Mapping[Subtree, Contribution]  # preallocated memory for subtrees
@@ -49,10 +49,6 @@ class Step:
     @property
     def num_samples(self) -> int:
         return len(self.draw.samples)
-
-    def is_empty(self, piece: int) -> bool:
-        start, end = self.bounds[piece]
-        return start == end
 
     def micro_batches(self, piece: int) -> list[tuple[int, int]]:
         """Sample ranges of a piece: one, unless the piece does not fit into memory."""
@@ -116,7 +112,6 @@ class ForwardBackward:
         return adder.held
 
     def fetch_batch(self, step: Step) -> Any:
-        """All samples of a step, on the device."""
         return self.batches.fetch(step.draw.at.epoch, step.draw.samples, self._layout.device)
 
     def single_pass(self, batch: Any, number: int) -> float:
@@ -147,7 +142,6 @@ class ForwardBackward:
             self.observer.before_launch()
 
     def after_launch(self) -> None:
-        """Work for the host while the device computes."""
         self.batches.start_copy()
         if self.observer is not None:
             self.observer.after_launch()
@@ -197,7 +191,7 @@ class ForwardBackward:
 
     def _contribute_piece(self, step: Step, piece: int, slot: Contribution | None) -> Contribution | None:
         """The contribution of one piece, in ``slot`` or new memory; None for a piece without samples."""
-        if step.is_empty(piece):
+        if is_empty(Subtree(0, piece), step.bounds):
             return None
         layout = self._layout
         contribution = layout.new() if slot is None else layout.reset(slot)
@@ -230,7 +224,6 @@ class ForwardBackward:
             values[self._layout.loss + 2] += 1.0
 
     def _collect_gradients(self, values: Tensor, *, accumulate: bool) -> None:
-        """Copy the gradients into the vector, or add them to those of earlier micro-batches."""
         layout = self._layout
         self._check_dense()
         used = [parameter.grad is not None for parameter in layout.parameters]
@@ -289,7 +282,6 @@ class PendingLoss:
             self._copied.record()
 
     def value(self) -> float:
-        """Wait for the copy and return the loss."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._value.item()

@@ -53,7 +53,6 @@ class LossScale:
     growth_interval: int = 2000
 
     def update(self, *, finite: bool) -> None:
-        """Adjust the scale after a step whose gradients were finite or not."""
         self.growth_tracker = self.growth_tracker + 1 if finite else 0
         if not finite:
             self.value /= 2
@@ -159,7 +158,6 @@ class OptimizerStep:
         self.optimizer.register_step_post_hook(self._launched)
 
     def use_fused(self, fused: bool) -> None:
-        """Permit fused kernels, or not."""
         if fused != self._is_fused:
             self._is_fused = fused
             self._normalize()
@@ -212,7 +210,6 @@ class OptimizerStep:
             self.clip()
 
     def clip(self) -> None:
-        """Clip the gradients to the training's ``clip_norm``, if set."""
         if self._clip_norm is None:
             return
         used = [parameter for parameter in self._layout.parameters if parameter.grad is not None]

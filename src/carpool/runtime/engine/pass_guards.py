@@ -44,11 +44,9 @@ class BufferSnapshot:
                 foreach_copy_(contents, same_dtype_buffers)
 
     def restore(self) -> None:
-        """Restore the buffers, even those that the model has replaced by other tensors."""
         self._layout.restore_buffers(self._buffers, self.contents)
 
     def check_shapes(self) -> None:
-        """Reject a buffer that was added, or changed its shape, since the snapshot."""
         self._layout.check_no_new_buffers()
         if not self._buffers:
             return
@@ -74,16 +72,13 @@ class MutationGuard:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        versions = self._versions()
+        before = versions(self._weights)
         norms = None if self._norms_checked else self._norms()
         yield
-        self._compare(versions, self._versions())
+        self._compare(before, versions(self._weights))
         if norms is not None:
             self._compare(norms, self._norms())
             self._norms_checked = True
-
-    def _versions(self) -> list[int]:
-        return versions(self._weights)
 
     @torch.no_grad()
     def _norms(self) -> list[str]:

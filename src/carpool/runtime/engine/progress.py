@@ -40,7 +40,6 @@ class Progress:
         return not has_hooks and not self._is_evaluated(draw, [*self.losses, loss])
 
     def record_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; returns whether it is the best so far."""
         self.metrics = dict(metrics)
         self.evaluation_due = False
         self._metrics_stop_reason = self._training.stop.by_metrics(metrics)
@@ -53,7 +52,6 @@ class Progress:
         return True
 
     def stop_reason(self, cursor: Cursor) -> str:
-        """Why the training is over; empty while it is not."""
         if self.evaluation_due:
             return ""
         return self._metrics_stop_reason or self._progress_stop_reason(cursor, self.losses)
@@ -75,7 +73,6 @@ class Progress:
         self._metrics_stop_reason = state["reached"]
 
     def _is_evaluated(self, draw: Draw, losses: Collection[float]) -> bool:
-        """Whether an evaluation follows a step: every `evaluate_every` epochs, and at the end."""
         if self._training.evaluate is None:
             return False
         at_epoch = draw.ends_epoch and draw.after.epoch % self._training.evaluate_every == 0

@@ -39,7 +39,6 @@ class StepSource:
         return requests
 
     def check_batch_size(self, batch_size: int, offset: int) -> None:
-        """Reject a batch larger than the dataset, or with shards too small for BatchNorm."""
         size = self._sampler.size
         if not 1 <= batch_size <= size:
             raise InputError(

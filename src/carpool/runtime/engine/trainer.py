@@ -109,7 +109,6 @@ class Trainer:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def step(self, parts: tuple[int, ...] = ()) -> StepDone:
-        """Run the next step in this process, and evaluate if that is due."""
         step = self.next_step(parts)
         done = self.advance(step, self.compute(step))
         if self.evaluation_due:
@@ -117,7 +116,6 @@ class Trainer:
         return done
 
     def steps(self) -> Iterator[StepDone]:
-        """Run steps until the training is over."""
         while not self.stop_reason:
             yield self.step()
 
@@ -133,13 +131,11 @@ class Trainer:
         return self.apply(step, self.combine(step, self.contribute(step, range(len(step.bounds)))))
 
     def contribute(self, step: Step, pieces: range, slots: ContributionSlots | None = None) -> Contributions:
-        """Compute the maximal aligned subtrees of a range of pieces; the trainer stays unchanged."""
         self._prefetch(step, pieces)
         with self._reproducible():
             return self._passes.contribute(step, pieces, slots)
 
     def combine(self, step: Step, contributions: Contributions) -> Contribution:
-        """Sum the contributions of all pieces in tree order."""
         with self._reproducible():
             total = tree_sum(contributions, root(len(step.bounds)), add_contributions)
         assert total is not None, "a step has samples"
@@ -164,7 +160,6 @@ class Trainer:
         return sums
 
     def is_single_pass(self, step: Step) -> bool:
-        """Whether this process can run the step as one forward and backward pass, without a reduction."""
         return len(step.bounds) == 1 and not 0 < step.max_micro_batch < step.num_samples and self._scale is None
 
     def single_pass(self, step: Step, observer: LaunchObserver | None = None) -> float:
@@ -210,7 +205,6 @@ class Trainer:
         return StepDone(self.cursor.step, self.cursor.epoch, sums.loss, step.num_samples, not sums.finite)
 
     def synchronize(self) -> None:
-        """Wait until the device has finished all launched work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -242,7 +236,6 @@ class Trainer:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the model must be evaluated before the next step."""
         return self.progress.evaluation_due
 
     @property
@@ -251,12 +244,10 @@ class Trainer:
         return self.progress.stop_reason(self.cursor)
 
     def resize_batch(self, batch_size: int) -> None:
-        """Set the samples per step from the next step on."""
         self._source.check_batch_size(batch_size, self.cursor.offset)
         self.batch_size = batch_size
 
     def take_notes(self) -> list[str]:
-        """New notes on CUDA graphs for the job's story."""
         return [] if self.graphs is None else self.graphs.take_notes()
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -318,10 +309,7 @@ class Trainer:
             "state": sorted(training.state),
         }
 
-    # -- internals ----------------------------------------------------------------------------------------------------
-
     def new_graphs(self, capture: GraphCapture, *, tolerant: bool = False) -> StepGraphs:
-        """Create the CUDA graphs of this training's steps; ``tolerant`` verifies them within a tolerance."""
         return StepGraphs(self._passes, self.update, self.layout, self.nondeterministic_ops, capture, tolerant=tolerant)
 
     def _check_next(self, step: Step) -> None:

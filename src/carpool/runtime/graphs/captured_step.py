@@ -91,10 +91,8 @@ class CapturedStep:
 
     @property
     def is_verified(self) -> bool:
-        """Whether forward and backward may be replayed."""
         return self.checks_passed >= _CHECKS
 
     @property
     def is_fully_verified(self) -> bool:
-        """Whether the optimizer step may be replayed too."""
         return self.is_verified and self.update is not None and self.update.is_verified

@@ -91,14 +91,12 @@ class StepGraphs:
         self.notes: list[str] = []  # for the job's story
 
     def reset(self) -> None:
-        """Drop all graphs; the next steps capture new ones."""
         self._captured.clear()
         self._self_gathering.clear()
         self._current = None
         self._capture.reset()
 
     def note_eager(self, reason: str) -> None:
-        """Note that a step bypasses graphs."""
         self._note(f"steps run without CUDA graphs: {reason}")
 
     @property
@@ -138,7 +136,6 @@ class StepGraphs:
         return self._replay_pass(captured, step)
 
     def _drop_moved(self) -> None:
-        """Drop the graphs if a weight or buffer has a new address."""
         addresses = [tensor.data_ptr() for tensor in (*self._layout.parameters, *self._layout.buffers())]
         if addresses != self._addresses:
             self.reset()
@@ -198,7 +195,6 @@ class StepGraphs:
         return loss
 
     def _verify_pass(self, captured: CapturedStep, batch: Any, step: Step) -> float:
-        """Run the pass eagerly, then by the graph from the same state; the eager result stands."""
         passes, layout = self._passes, self._layout
         buffers, before = layout.buffers(), copies(layout.buffers())
         passes.seed(step.number)
@@ -310,7 +306,6 @@ class StepGraphs:
         self._update.clip_and_apply(on_launched)
 
     def _verify_update(self, captured: CapturedStep, options: OptimizerOptions) -> None:
-        """Run the update eagerly, then by the graph from the same state; the eager result stands."""
         optimizer = self._optimizer
         optimizer_state, scalars = optimizer_tensors(optimizer), optimizer_scalars(optimizer)
         state, gradients = [*self._layout.parameters, *optimizer_state], _not_none(captured.gradients)

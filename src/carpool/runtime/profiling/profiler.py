@@ -113,14 +113,12 @@ class Profiler:
             shutil.rmtree(profiler._folder, ignore_errors=True)
 
     async def first_look(self, device: LocalDevice) -> Measurement:
-        """Measure a few steps at the training's own batch size and read what the training declares."""
         setting = SweepPoint((device,), self._program.batch_size)
         result = await self._probe(setting, _MIN_STEPS)
         own_batch = self._program.batch_size or int(self.declared.get("batch_size", 0))
         return self._measurement(replace(setting, batch_size=own_batch), result, None)
 
     async def measure(self, setting: SweepPoint) -> Measurement:
-        """Measure time and device use of a setting, then its memory."""
         result = await self._probe(setting, self._num_steps(setting))
         memory = None
         is_plain = len(setting.devices) == 1 and setting.share == 1.0 and not setting.is_paired and not setting.exact
@@ -196,7 +194,6 @@ class Profiler:
     async def _run(
         self, program: Program, devices: Sequence[LocalDevice], share: float, out: Path, *, is_paired: bool = False
     ) -> _ProbeResult:
-        """Run a program to its end, perhaps with the neighbour, and read what its processes wrote."""
         if self._client is None:
             options = ExecutorOptions(mirror_s=_NEVER_S, splits=False, warm=0)
             self._client = await ExecutorClient.start(self._devices, self._folder, options=options)
@@ -225,7 +222,6 @@ class Profiler:
     async def _with_neighbour(
         self, client: ExecutorClient, run: Coroutine[Any, Any, str], device: LocalDevice, share: float
     ) -> str:
-        """Run a job while the neighbour trains on the same device."""
         assert self._neighbour is not None, "pairs are measured only with a neighbour"
         neighbour = JobId(f"beside-{self._number}")
         client.introduce(neighbour, _wrap(self._neighbour, PROBE_ENTRY, ProbeConfig("", 0, _ENDLESS)))

@@ -64,14 +64,12 @@ class ParamExchange:
 
     @torch.no_grad()
     def write(self, parameters: Sequence[int]) -> None:
-        """Copy these parameters, which this rank has updated, into the segment."""
         slots, own = self._pairs(parameters)
         if slots:
             foreach_copy_(slots, own)
 
     @torch.no_grad()
     def read(self, parameters: Sequence[int]) -> None:
-        """Copy these parameters, which other ranks have updated, from the segment."""
         slots, own = self._pairs(parameters)
         if slots:
             foreach_copy_(own, slots)

@@ -72,7 +72,6 @@ class ProcessGroupReducer:
         return {}
 
     def write(self, step: Step, contributions: Contributions) -> None:
-        """Keep this rank's subtrees, in host memory, until all ranks are ready to sum."""
         self._own = {node: None if made is None else _on_host(made) for node, made in contributions}
 
     @torch.no_grad()
@@ -92,7 +91,6 @@ class ProcessGroupReducer:
         return total
 
     def _broadcast_all(self, step: Step) -> Contribution:
-        """Broadcast every rank's subtrees, then add all of them in tree order."""
         contributions: Contributions = []
         for rank, nodes in enumerate(self._nodes):
             for node in nodes:

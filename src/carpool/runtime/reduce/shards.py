@@ -93,7 +93,6 @@ class Subtree:
         return Subtree(self.level + 1, self.index >> 1)
 
     def is_left_of(self, other: Subtree) -> bool:
-        """Whether the two are left and right child of one parent."""
         return self.level == other.level and self.index + 1 == other.index and not self.index & 1
 
 
@@ -126,7 +125,6 @@ class TreeAdder(Generic[T]):
         self.held: list[tuple[Subtree, T | None]] = []
 
     def put(self, node: Subtree, value: T | None) -> None:
-        """Append the next subtree, and add the pairs that it completes."""
         assert not self.held or self.held[-1][0].shards.stop == node.shards.start, "subtrees come from left to right"
         while self.held and self.held[-1][0].is_left_of(node):
             left = self.held.pop()[1]

@@ -29,7 +29,6 @@ class ShmLayout:
 
     @cached_property
     def nodes(self) -> tuple[Subtree, ...]:
-        """The subtree of each slot."""
         return tuple(itertools.chain.from_iterable(maximal_subtrees(range(*pieces)) for pieces in self.owners))
 
     @property

@@ -62,7 +62,6 @@ class ShmReducer:
                 buffer[self._slot_of[node]].integers.zero_()
 
     def slots(self, step: Step, rank: int) -> dict[Subtree, Contribution]:
-        """On a CPU, the slots of a rank's subtrees; on a GPU none."""
         if self._layout.device.type != "cpu":
             return {}
         buffer = self._buffers[step.number % 2]

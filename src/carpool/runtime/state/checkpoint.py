@@ -67,7 +67,6 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, state: Any, *, is_best: bool = False) -> Path:
-        """Write the checkpoint of a step, mark it as the best if it is, and delete old ones."""
         path = self.folder / f"step-{step:09d}.ckpt"
         save(path, state)
         if is_best:
@@ -106,7 +105,6 @@ class Checkpoints:
         return [path for path, found in drafts if found and not Path("/proc", found[1]).exists()]
 
     def _mark_best(self, path: Path) -> None:
-        """Hard-link the file to its second name, or copy it where links are not supported."""
         draft = self.folder / f".{_BEST}.{os.getpid()}.part"
         draft.unlink(missing_ok=True)
         try:

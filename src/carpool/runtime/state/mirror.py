@@ -121,7 +121,6 @@ class MirrorWriter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for the writing thread."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

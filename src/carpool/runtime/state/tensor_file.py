@@ -54,12 +54,10 @@ class StateParts(NamedTuple):
         return cls(header + b" " * (_padded(len(header) + _HEAD.size) - len(header) - _HEAD.size), tensors)
 
     def chunks_without_checksum(self) -> Iterator[bytes | memoryview]:
-        """The file in chunks, with zeros for its checksum."""
         yield from self._body()
         yield bytes(_DIGEST_BYTES)
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """The file in chunks."""
         total = hashlib.sha256()
         for chunk in self._body():
             total.update(chunk)

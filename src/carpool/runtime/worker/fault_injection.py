@@ -67,7 +67,6 @@ class FaultInjector:
 
     @classmethod
     def of(cls, job: str) -> FaultInjector:
-        """Read the faults of a job from the environment; usually none."""
         named = json.loads(os.environ.get(VARIABLE, "[]"))
         return cls(tuple(fault for fault in (Fault(**each) for each in named) if fault.job == job))
 
@@ -94,7 +93,6 @@ class FaultInjector:
                 raise RuntimeError("an injected fault")
 
     def inject_disk(self, step: int) -> None:
-        """Inject disk faults before a checkpoint is written."""
         for fault in self._faults:
             if fault.kind == "disk" and step >= fault.step and _first_time(fault):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

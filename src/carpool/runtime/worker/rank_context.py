@@ -40,7 +40,6 @@ class RankContext:
 
     @property
     def pieces(self) -> range:
-        """The pieces of every step that this rank computes."""
         return range(*self.owners[self.proceed.rank])
 
     @property
@@ -54,7 +53,6 @@ class RankContext:
         return self.proceed.update_threads or None
 
     def before_launch(self) -> None:
-        """Block until kernels of the step may be launched."""
         if self.token is not None:
             self.token.before_launch()
 
@@ -75,7 +73,6 @@ class RankContext:
             self.token.finish()
 
     def measure_update(self, trainer: Trainer, updated: Sequence[int]) -> None:
-        """Record the time of updating these parameters, and of copying what would be exchanged."""
         elements = sum(trainer.layout.parameters[index].numel() for index in updated)
         self.update_s = trainer.update.step_s / elements if elements else 0.0
         if not self.copy_s:

@@ -26,7 +26,6 @@ class RateMeter:
         self._warmup_left = self._probe = probe
 
     def count(self, done: StepDone, metrics: Mapping[str, float]) -> Stepped | None:
-        """Count a step; returns a report if one is due."""
         self._steps += 1
         self._samples += done.num_samples
         now = self._clock()

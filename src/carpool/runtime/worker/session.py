@@ -244,7 +244,6 @@ class Session:
             pass
 
     def _before_step(self) -> None:
-        """Handle messages, wait for a turn, save a checkpoint or leave, as due."""
         while self._channel is not None and self._channel.poll():
             self._handle_next(None)
         if not self._is_leaving and self._time_sliced and self._granted_steps < 1:

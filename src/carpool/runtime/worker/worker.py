@@ -112,7 +112,6 @@ class Worker:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _run_once(self) -> None:
-        """Do one action, then handle the orders that have arrived; an error is reported, and orders are awaited."""
         try:
             if self._context is None:
                 self._handle_next()
@@ -140,7 +139,6 @@ class Worker:
             raise StateLost from raised
 
     def _act(self, context: RankContext) -> None:
-        """Do what is due: evaluate, finish, halt, make a step, or wait for the device."""
         trainer = self._trainer
         if trainer.evaluation_due:
             self._evaluate(context)
@@ -189,7 +187,6 @@ class Worker:
             self._channel.send(Noted(note))
 
     def _local_step(self, step: Step, context: RankContext) -> StepSums:
-        """Compute all pieces of a step in this process and update the weights."""
         trainer = self._trainer
         self._faults.inject(step, context.proceed.rank, context.pieces)
         if trainer.is_single_pass(step):
@@ -258,7 +255,6 @@ class Worker:
     def _update_and_exchange(
         self, step: Step, context: RankContext, total: Contribution, exchange: ParamExchange
     ) -> StepSums | None:
-        """Update this rank's parameters, and read those of the other ranks."""
         proceed = context.proceed
         exchange.update_layout()
         count = len(self._trainer.layout.parameters)
@@ -303,7 +299,6 @@ class Worker:
     # -- orders -------------------------------------------------------------------------------------------------------
 
     def _handle_next(self) -> Message:
-        """Wait for the next order and carry it out."""
         received = self._deferred.pop(0) if self._deferred else self._receive()
         self._handle(received)
         return received.message
