@@ -282,7 +282,6 @@ class OnlineEstimator(Estimator):
         """How far a job's loss fell in its last steps, and its value; None: unknown."""
         return self.curves.learning(job, steps)
 
-    # ------------------------------------------------------------------------------------------------------- guesses
     def _key(self, spec: JobSpec, placement: Placement, *, shared: bool) -> _Key:
         """The key of a measurement; no batch size means the job's own."""
         batch_size = placement.batch_size or self.own_batch(spec)

@@ -149,7 +149,6 @@ class StepTimeObserver:
         for change in record.planned.changes if record.planned is not None else ():
             self._change(record.at, change)
 
-    # ---------------------------------------------------------------------------------------------------------- facts
     def _take(self, at: float, fact: Fact) -> None:
         if isinstance(fact, JobSubmitted):
             self._jobs[fact.spec.id] = _JobTimes(fact.spec.model)
@@ -206,7 +205,6 @@ class StepTimeObserver:
         elif left > 0.0 and at > since:
             watched.timed.setdefault(setting, StepTimes()).add(left, at - since)
 
-    # -------------------------------------------------------------------------------------------------------- holding
     def _change(self, at: float, change: Change) -> None:
         watched = self._jobs.get(change.job)
         if watched is None:

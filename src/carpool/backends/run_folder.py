@@ -63,7 +63,6 @@ class RunFolder:
     def job(self, name: str) -> Path:
         return JobFolder(self.path, name).path
 
-    # -------------------------------------------------------------------------------------------------------- holding
     def hold(self, *, by: str = "run") -> None:
         """Create the folder and lock it until this process ends or lets go."""
         with self._writing():
@@ -109,7 +108,6 @@ class RunFolder:
         os.close(self._lock)
         self._lock = None
 
-    # ------------------------------------------------------------------------------------------------------- settings
     def begin(self, settings: RunSettings) -> None:
         """Write the run's settings and create the jobs' folders."""
         jobs = [{"spec": spec_to_json(spec), "program": asdict(program)} for spec, program in settings.jobs]
@@ -137,7 +135,6 @@ class RunFolder:
                 way_out="Restore it from a copy, or begin a new run.",
             ) from None
 
-    # ---------------------------------------------------------------------------------------------------------- jobs
     def write_outcome(self, outcome: Outcome) -> None:
         self._replace(self.job(outcome.job) / "outcome.json", {"schema": SCHEMA, **asdict(outcome)})
 

@@ -61,7 +61,6 @@ class Estimator(ABC):
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take in one measurement."""
 
-    # ------------------------------------------------------------------------------------------------------ the job
     def knows_scale(self, spec: JobSpec) -> bool:
         """Whether the job's rates are units of work per second, and not only comparable with each other."""
         return True
@@ -90,7 +89,6 @@ class Estimator(ABC):
         """How far the loss fell in the last `steps` steps, and its recent mean; None: too few reports."""
         return None
 
-    # ------------------------------------------------------------------------------------------------ steps and batches
     def own_batch(self, spec: JobSpec) -> int:
         """The batch size of the job itself; 0: not known yet."""
         return spec.batch_size
@@ -116,7 +114,6 @@ class Estimator(ABC):
         """Steps still to do, at the job's own batch size."""
         return self.remaining(job, at).mean
 
-    # -------------------------------------------------------------------------------------------------------- sharing
     def mixed(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> Sequence[Sequence[Estimate]]:
         """Rate of each job of each mix on one device of a type."""
         return [[self._beside_others(kind, mix, place) for place in range(len(mix))] for mix in mixes]

@@ -82,7 +82,6 @@ def _decode(number: int, decode: Callable[[dict[str, Any]], _T], value: dict[str
         raise JournalError(f"journal line {number} is invalid: {type(error).__name__}: {error}") from None
 
 
-# ------------------------------------------------------------------------------------------------------- records
 def record_to_json(record: Record) -> dict[str, Any]:
     """A record as plain JSON values."""
     line: dict[str, Any] = {"at": record.at, "facts": [fact_to_json(fact) for fact in record.facts]}
@@ -198,7 +197,6 @@ def _planned_from_json(value: dict[str, Any]) -> Planned:
     return Planned(*fields, tuple(map(JobId, value.get("guessed", ()))))
 
 
-# -------------------------------------------------------------------------------------------------------- header
 def header_to_json(header: Header) -> dict[str, Any]:
     """A header as plain JSON values; like nodes are written once with a count."""
     groups: list[dict[str, Any]] = []

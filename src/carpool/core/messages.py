@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, NodeId
 
-# ---------------------------------------------------------------------------------------------------------- facts
 # Facts of one instant are folded by rank: progress, then what frees devices, then what changes the cluster, then what
 # requests devices.
 _PROGRESS, _FREES, _CHANGES, _REQUESTS = 0, 1, 2, 3
@@ -220,7 +219,6 @@ def in_folding_order(facts: Sequence[Fact]) -> list[Fact]:
 _REVERSALS = frozenset({JobCancelled, JobPaused, NodeLost})
 
 
-# --------------------------------------------------------------------------------------------------------- orders
 @dataclass(frozen=True, slots=True)
 class Run:
     """An assignment to run the job."""
@@ -260,7 +258,6 @@ class Release:
 Order = Assign | Release
 
 
-# ---------------------------------------------------------------------------------------------------------- plans
 class Change(NamedTuple):
     """One job's new desired allocation; None releases it."""
 

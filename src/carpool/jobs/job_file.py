@@ -150,7 +150,6 @@ def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[Liste
     return tuple(_in_order([_with_sweeps(job, sweeps) for job in jobs], where))
 
 
-# ---------------------------------------------------------------------------------------------------------- one job
 def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Path, where: str) -> list[ListedJob]:
     """The job of a table, or one job per combination of its sweep."""
     if not isinstance(given, dict):
@@ -355,7 +354,6 @@ def _check_command(table: Table, spec: JobSpec) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------------- all jobs
 def _check_unique_names(jobs: Sequence[ListedJob], where: str) -> None:
     names = [spec.id for spec, _ in jobs]
     for name in names:

@@ -99,7 +99,6 @@ class Client:
             self._connection.close()
             self._connection = None
 
-    # ------------------------------------------------------------------------------------------------------- commands
     def submit(self, jobs: Path | str | Mapping[str, Any], *, folder: Path | str = "", key: str = "") -> list[str]:
         """Submit the jobs of a job file, or of its tables; returns their names once they are on the daemon's disk."""
         body, headers = submission_body(jobs, folder), {_KEY: key} if key else {}
@@ -150,7 +149,6 @@ class Client:
         """Change the scheduling policy; returns it."""
         return str(self._object("PUT", "/v1/policy", body={"policy": policy})["policy"])
 
-    # ----------------------------------------------------------------------------------------------------------- jobs
     def jobs(self, **filters: Any) -> Json:
         """One page of jobs; filters: `phase` (may be a list), `user`, `contains`, `newest_first`, `offset`, `limit`."""
         return self._object("GET", "/v1/jobs", **filters)
@@ -194,7 +192,6 @@ class Client:
             if last["is_over"] and not last["text"]:
                 return
 
-    # -------------------------------------------------------------------------------------------------------- cluster
     def me(self) -> Json:
         """Name and role of the caller."""
         return self._object("GET", "/v1/me")
@@ -228,7 +225,6 @@ class Client:
                     after = after if number is None else number
                     yield event
 
-    # -------------------------------------------------------------------------------------------------------- requests
     def request(
         self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None, **query: Any
     ) -> Any:

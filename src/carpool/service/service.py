@@ -77,7 +77,6 @@ class SchedulerService:
         self._names = JobNames(model.scheduler.has_seen)
         self._keys = IdempotencyKeys(notes or {})
 
-    # ------------------------------------------------------------------------------------------------------ commands
     async def submit(self, principal: Principal, jobs: Sequence[ListedJob], key: str = "") -> tuple[JobId, ...]:
         """Accept all jobs or none; return their final names once they are durable.
 
@@ -180,7 +179,6 @@ class SchedulerService:
     def _active(self, user: str) -> Iterator[JobSpec]:
         return (job.spec for job in self._model.scheduler.jobs.values() if job.spec.user == user)
 
-    # ---------------------------------------------------------------------------------------------------------- jobs
     def jobs(
         self,
         principal: Principal,
@@ -237,7 +235,6 @@ class SchedulerService:
     def _folder(self, account: JobAccount) -> Path:
         return JobFolder(self._model.state, account.spec.id).path
 
-    # -------------------------------------------------------------------------------------------------------- cluster
     def now(self) -> float:
         """The daemon's time, as Unix time."""
         return self._model.calendar.unix(self._model.now())
@@ -293,7 +290,6 @@ class SchedulerService:
         found = {spec.id: self._model.estimates.remaining(known[spec.id], at).mean for spec, _ in jobs}
         return {job: steps for job, steps in found.items() if 0.0 < steps < inf}
 
-    # --------------------------------------------------------------------------------------------------------- daemon
     @property
     def policy(self) -> str:
         """The active policy, as the user wrote it."""
@@ -342,7 +338,6 @@ class SchedulerService:
         rate = sum(accounts[job].rate for job in running)
         return ServiceCounters(log.num_decisions, log.feed.count, log.feed.listeners, rate)
 
-    # --------------------------------------------------------------------------------------------------------- inside
     def _account(self, principal: Principal, job: str) -> JobAccount:
         account = self._model.accounting.accounts.get(JobId(job))
         if account is None or not principal.may_see(account.spec.user):

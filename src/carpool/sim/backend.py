@@ -138,7 +138,6 @@ class SimulatedBackend:
                 running.is_paced = False
                 running.version += 1
 
-    # --------------------------------------------------------------------------------------------------- orders
     def _assign(self, at: float, order: Assign, facts: list[Fact], disturbed: dict[JobId, RunningJob]) -> None:
         job = order.job
         running = self._running.get(job)
@@ -206,7 +205,6 @@ class SimulatedBackend:
         disturbed.pop(running.spec.id, None)
         del self._running[running.spec.id]
 
-    # ---------------------------------------------------------------------------------------------------- events
     def _schedule(self, running: RunningJob, at: float) -> None:
         running.version += 1
         self._timeline.add(at, MACHINES, partial(self._reach, running, running.version))
@@ -281,7 +279,6 @@ class SimulatedBackend:
             self._report(running),
         ]
 
-    # ------------------------------------------------------------------------------------------------ neighbours
     def _enter(self, running: RunningJob, disturbed: dict[JobId, RunningJob]) -> Placement:
         assert running.allocation is not None
         if self._sharing:

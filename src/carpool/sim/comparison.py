@@ -154,7 +154,6 @@ def _per_mille(progress: Callable[[float], None], num_jobs: int) -> Callable[[fl
     return tell
 
 
-# ---------------------------------------------------------------------------------------------------- in parallel
 def compare(requests: Sequence[SimulationRequest], progress: Progress | None = None) -> list[SimulationResult]:
     """Perform requests in parallel, one process per core; results in the order of requests."""
     if len(requests) == 1:

@@ -77,7 +77,6 @@ class FakeBackend:
     def last_order(self, job: str) -> Order | None:
         return next((order for _, order in reversed(self.orders) if order.job == job), None)
 
-    # ------------------------------------------------------------------------------------- what a test lets happen
     def progress(self, job: str, done: float, rate: float = 1.0) -> ProgressReported:
         self.done[JobId(job)] = done
         return ProgressReported(JobId(job), self._applied[JobId(job)], done, rate)

@@ -158,7 +158,6 @@ class TrialModel(Estimator):
         own = self.estimates.own_batch(spec)
         return setting.batch_size / own - 1.0 if setting.batch_size and own else 0.0
 
-    # ------------------------------------------------------------------------------------------ delegated to the base
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
         return self.estimates.rate(spec, placement)
 

@@ -106,8 +106,6 @@ class Trainer:
         if graph and self.device.type == "cuda":
             self.graphs = self.new_graphs(CudaGraphCapture(self.device), tolerant=not deterministic)
 
-    # -- one step -----------------------------------------------------------------------------------------------------
-
     def step(self, parts: tuple[int, ...] = ()) -> StepDone:
         step = self.next_step(parts)
         done = self.advance(step, self.compute(step))
@@ -208,8 +206,6 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    # -- evaluation and end -------------------------------------------------------------------------------------------
-
     def evaluate(self) -> dict[str, float]:
         """Call the training's ``evaluate`` with the model in eval mode; changes nothing."""
         assert self.training.evaluate is not None, "the training has no evaluate function"
@@ -249,8 +245,6 @@ class Trainer:
 
     def take_notes(self) -> list[str]:
         return [] if self.graphs is None else self.graphs.take_notes()
-
-    # -- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The state to resume from; tensors are the live ones, as in torch."""

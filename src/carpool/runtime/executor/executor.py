@@ -132,8 +132,6 @@ class Executor:
         for training in self._trainings.values():
             training.close()
 
-    # -- requests of the client ---------------------------------------------------------------------------------------
-
     def add_job(self, job: JobId, program: Program, *, resume: bool) -> None:
         """Add a job; with ``resume`` it continues from its folder. Repeating it has no effect."""
         if job in self.jobs:
@@ -215,8 +213,6 @@ class Executor:
             for key in self._pool.without_heartbeat(self._options.hang_s):
                 self._on_hang(at, key)
         self._flush()
-
-    # -- events of workers --------------------------------------------------------------------------------------------
 
     def on_message(self, key: WorkerKey, message: Message) -> None:
         if isinstance(message, Alive) or self._launcher.on_message(key, message):
@@ -310,8 +306,6 @@ class Executor:
         if is_mps_error(error):
             self._mps.on_lane_mismatch(error)
         self._flush()
-
-    # -- actions of the state machines --------------------------------------------------------------------------------
 
     def _run(self, training: TrainingJob, actions: Sequence[Action]) -> None:
         for action in actions:

@@ -177,8 +177,6 @@ class ExecutorServer:
     def _outlives_clients(self) -> bool:
         return self._executor is not None and self._options.on_orphan == "wait"
 
-    # -- requests and reports -----------------------------------------------------------------------------------------
-
     async def _handle_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         executor = self._executor
         assert executor is not None
@@ -218,8 +216,6 @@ class ExecutorServer:
         if self._writer is not None:
             with contextlib.suppress(ConnectionError, RuntimeError):
                 self._writer.write(json_line(value))
-
-    # -- time and end -------------------------------------------------------------------------------------------------
 
     async def _tick(self, executor: Executor) -> None:
         while True:

@@ -115,8 +115,6 @@ class StepGraphs:
         notes, self.notes = self.notes, []
         return notes
 
-    # -- forward and backward -----------------------------------------------------------------------------------------
-
     def forward_backward(self, step: Step) -> float:
         """Run forward and backward of a step and return its loss; call `optimizer_step` next."""
         self._current = None
@@ -277,8 +275,6 @@ class StepGraphs:
         finally:
             passes.clear_gradients()
 
-    # -- optimizer step -----------------------------------------------------------------------------------------------
-
     def optimizer_step(self, on_launched: Callable[[], object] | None = None) -> None:
         """Update the weights from the gradients of `forward_backward`.
 
@@ -377,8 +373,6 @@ class StepGraphs:
     @property
     def _is_tolerant(self) -> bool:
         return self._always_tolerant or bool(self._nondeterministic_ops.operations)
-
-    # -- notes --------------------------------------------------------------------------------------------------------
 
     def _disable(self, reason: str) -> None:
         self.eager_reason = reason

@@ -47,8 +47,6 @@ class JobMachine:
     def __init__(self, state: JobState) -> None:
         self.state = state
 
-    # -- orders and requests of the executor --------------------------------------------------------------------------
-
     def order(self, at: float, target: Target) -> list[Action]:
         """Follow a new order; one that is older than the current target is ignored."""
         state = self.state
@@ -79,8 +77,6 @@ class JobMachine:
     def exclusive_granted(self, at: float) -> list[Action]:
         self.state.exclusive.on_granted()
         return reconcile(self.state, at)
-
-    # -- events of workers --------------------------------------------------------------------------------------------
 
     def message(self, at: float, worker_id: int, message: Message) -> list[Action]:
         worker = self.state.workers.get(worker_id)

@@ -69,9 +69,6 @@ def needs_new_epoch(state: JobState, epoch: ProcessGroupEpoch) -> bool:
     return _layout(state, state.target.slots, next_step, epoch) != epoch.layout
 
 
-# -- while an epoch runs ----------------------------------------------------------------------------------------------
-
-
 def _start_and_dismiss(state: JobState, at: float) -> None:
     """Start workers on target slots that have none, dismiss new workers that are no longer needed."""
     slots = () if state.stopping is not None else state.target.slots
@@ -112,9 +109,6 @@ def _preload_new_workers(state: JobState) -> None:
         if worker.mode is WorkerMode.IDLE and not worker.has_state:
             on_gpu = state.devices[worker.device].cuda is not None
             state.load_state(worker, state.memory_bytes if may_warm_up and on_gpu else 0)
-
-
-# -- at a step boundary -----------------------------------------------------------------------------------------------
 
 
 def _leave_boundary(state: JobState, at: float) -> None:
@@ -296,9 +290,6 @@ def _acknowledge(state: JobState) -> None:
         state.actions.append(state.acks.released(target.generation, state.steps_done))
     elif epoch is not None and epoch.layout.slots == target.slots and not epoch.halting:
         state.actions.append(state.acks.assigned(target.generation, epoch.step))
-
-
-# -- release, stop and end --------------------------------------------------------------------------------------------
 
 
 def _release_workers(state: JobState, at: float) -> None:

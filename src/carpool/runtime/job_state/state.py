@@ -214,8 +214,6 @@ class JobState:
         self.memory_bytes = 0  # peak of one worker
         self.lost_workers = 0
 
-    # -- queries ------------------------------------------------------------------------------------------------------
-
     @property
     def ready(self) -> Ready | None:
         return self.splitter.ready
@@ -274,8 +272,6 @@ class JobState:
 
     def device_name(self, device: int) -> str:
         return self.devices[device].name
-
-    # -- workers ------------------------------------------------------------------------------------------------------
 
     def start_worker(self, slot: WorkerSlot, *, is_writer: bool = False) -> None:
         self.last_number += 1

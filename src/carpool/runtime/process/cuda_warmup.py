@@ -101,9 +101,6 @@ def _held_bytes(device: torch.device) -> int:
     return max((row.memory_bytes for row in rows if row.pid == os.getpid()), default=0)
 
 
-# -- tiny trainings ---------------------------------------------------------------------------------------------------
-
-
 def _batch(device: torch.device) -> int:
     """A common size on a GPU, because libraries choose kernels by size."""
     return 128 if device.type == "cuda" else 4

@@ -57,9 +57,6 @@ async def call_entries(jobs: Sequence[ListedJob], timeout_s: float = TIMEOUT_S) 
     return EntryCheckResult(problems, tuple(JobId(job) for job in asked if job not in found))
 
 
-# -------------------------------------------------------------------------------------------------- the process itself
-
-
 class EntryChecks:
     """Calls entries concurrently, each in its own process."""
 

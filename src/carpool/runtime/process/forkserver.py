@@ -132,9 +132,6 @@ def _settle(answer: asyncio.Future[int], pid: int, error: str) -> None:
         answer.set_result(pid)
 
 
-# -------------------------------------------------------------------------------------------------- the process itself
-
-
 class _Server:
     """Forks and reaps workers; exits with the executor."""
 

@@ -28,7 +28,6 @@ class Message:
     """Base class of all messages."""
 
 
-# ------------------------------------------------------------------------------------------------ executor to worker
 @dataclass(frozen=True, slots=True)
 class Begin(Message):
     """Become a worker of this job. Descriptors: its log, its step counter, and the handoff of its device."""
@@ -156,7 +155,6 @@ class Leave(Message):
     """Exit."""
 
 
-# ------------------------------------------------------------------------------------------------ worker to executor
 @dataclass(frozen=True, slots=True)
 class Prewarmed(Message):
     """The process is ready for any job."""
@@ -352,7 +350,6 @@ class Alive(Message):
     """Heartbeat, from a thread of its own so that long steps do not look like a hang."""
 
 
-# ------------------------------------------------------------------------------------------- executor and fork server
 @dataclass(frozen=True, slots=True)
 class Fork(Message):
     """Fork a worker. Descriptors: the worker's end of its channel and, optionally, its log."""

@@ -135,8 +135,6 @@ class Profiler:
             return None
         return NoiseSeen(**{name: result.measured[0][name] for name in ("scale", "spread", "parts", "steps")})
 
-    # -- one setting --------------------------------------------------------------------------------------------------
-
     async def _probe(self, setting: SweepPoint, steps: int, *, exact_memory: bool = False) -> _ProbeResult:
         config = replace(self._new_config(setting, steps), exact_memory=exact_memory)
         program = replace(_wrap(self._program, PROBE_ENTRY, config), batch_size=setting.batch_size, exact=setting.exact)
@@ -188,8 +186,6 @@ class Profiler:
             batch_bytes=sum(each["batch_bytes"] for each in measured),
             host_to_device_bytes=slowest["host_to_device_bytes"],
         )
-
-    # -- one run ------------------------------------------------------------------------------------------------------
 
     async def _run(
         self, program: Program, devices: Sequence[LocalDevice], share: float, out: Path, *, is_paired: bool = False

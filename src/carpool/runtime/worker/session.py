@@ -160,8 +160,6 @@ class Session:
             self._channel.close()
             self._channel = None
 
-    # -- the loop -----------------------------------------------------------------------------------------------------
-
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining steps of ``total``; turns and checkpoints happen between them."""
         if type(total) is not int or total < 0:
@@ -234,8 +232,6 @@ class Session:
             self._metrics = as_metrics(metrics)
             self._send(Evaluated(self._steps_done + 1, self._metrics))
 
-    # -- between steps ------------------------------------------------------------------------------------------------
-
     def _join(self, total: int) -> None:
         if self._channel is None:
             return
@@ -286,8 +282,6 @@ class Session:
 
     def _on_sigterm(self, sign: int, frame: FrameType | None) -> None:
         self._is_leaving = True
-
-    # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
         """Write a checkpoint; a failed write is reported and does not end the training."""

@@ -109,8 +109,6 @@ class Worker:
             finally:
                 self._mirror_writer.finish()
 
-    # -- steps --------------------------------------------------------------------------------------------------------
-
     def _run_once(self) -> None:
         try:
             if self._context is None:
@@ -295,8 +293,6 @@ class Worker:
             self._state_io.save()
         with self._swap.readable():
             self._channel.send(done_message(self._trainer, reason, self._swap.notes()))
-
-    # -- orders -------------------------------------------------------------------------------------------------------
 
     def _handle_next(self) -> Message:
         received = self._deferred.pop(0) if self._deferred else self._receive()

@@ -210,7 +210,6 @@ class DaemonInstance:
         wanted = [fact.policy for fact in self._first if isinstance(fact, PolicyChanged)]
         return next(iter(wanted), self.scheduler.policy_text or self.store.header.policy)
 
-    # ------------------------------------------------------------------------------------------------------- recovery
     def _recovered_scheduler(self) -> tuple[Scheduler, OnlineEstimator, int]:
         options, snapshot = self.options, self.store.snapshot
         cluster = self.store.header.cluster if snapshot is None else snapshot.state.cluster
@@ -245,7 +244,6 @@ class DaemonInstance:
         self._profiles.introduce(ListedJob(job.spec, programs[job.id]) for job in jobs.values() if job.id in programs)
         learner.follow(jobs)
 
-    # ------------------------------------------------------------------------------------------------------- starting
     async def start(self) -> None:
         """Claim the executor of an earlier daemon, or start one; no job runs before `run`."""
         found = await self._access.find(self._claims(), self.notices.append)
@@ -303,7 +301,6 @@ class DaemonInstance:
         self.store.close()
         self._folder.let_go()
 
-    # ----------------------------------------------------------------------------------------------- following the loop
     def record(self, record: Record) -> None:
         for fact in record.facts:
             if isinstance(fact, NodeJoined):
@@ -367,7 +364,6 @@ class DaemonInstance:
             ending = JobEnd(job, account.spec.user, account.phase, account.error, digest)
             self._notifier.announce(ending, program.notify, program.folder)
 
-    # ------------------------------------------------------------------------------------------------------ executors
     def _claims(self) -> ClaimSource:
         return ClaimSource(self.store, self._node.devices, self.options.options, self._commit)
 
@@ -403,7 +399,6 @@ class DaemonInstance:
         found.carry([order for order in missed.orders if order.job in programs])
         return {*found.inventory.jobs, *introduced} - set(missed.forget)
 
-    # ---------------------------------------------------------------------------------------------------------- facts
     def _rejoin(self) -> list[Fact]:
         """This machine was lost, with all that ran on it, and rejoins; a new journal has it already."""
         is_new = not self.observers.accounting.accounts

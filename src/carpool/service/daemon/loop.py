@@ -153,7 +153,6 @@ class DaemonLoop:
                 self._programs.pop(fact.job, None)
                 self._notes.pop(fact.job, None)
 
-    # ------------------------------------------------------------------------------------------------------- commands
     async def submit(self, jobs: Sequence[ListedJob], note: Mapping[str, Any] | None = None) -> None:
         """Accept jobs, all or none; returns when they are durable. InputError for a name that is taken.
 
@@ -203,7 +202,6 @@ class DaemonLoop:
         self._aborting.set()
         self._stopping.set()
 
-    # ----------------------------------------------------------------------------------------------------------- loop
     async def run(self, facts: Sequence[Fact] = (), jobs: Sequence[ListedJob] = ()) -> None:
         """Fold these facts, submit these jobs, and go on until `stop` or the end that the options name."""
         committing = asyncio.create_task(self._commit_always())
@@ -325,7 +323,6 @@ class DaemonLoop:
         if wake_at is not None and self._now() >= wake_at:
             self._handle((Woke(),))
 
-    # ---------------------------------------------------------------------------------------------------- committing
     async def _commit_always(self) -> None:
         """Commit again and again: what is folded during one commit is in the next."""
         while not self._is_closing:
@@ -432,7 +429,6 @@ class DaemonLoop:
         if self._dirty.is_set():
             await self._commit_once()
 
-    # -------------------------------------------------------------------------------------------------------- ending
     async def _shut_down(self, *, checkpoint: bool | None = None) -> None:
         """Stop the executors, with checkpoints while jobs are left, and take in their last reports.
 

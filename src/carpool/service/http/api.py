@@ -78,7 +78,6 @@ def _accepted(jobs: Sequence[str], status: int = 200) -> Response:
     return json_response(Accepted, Accepted(jobs=[str(name) for name in jobs]), status)
 
 
-# ------------------------------------------------------------------------------------------------------------ commands
 @router.post("/jobs", status_code=201, response_model=Accepted, responses=responses(408, 409, 413, 503), tags=["jobs"])
 async def submit(
     body: Submission,
@@ -179,7 +178,6 @@ async def change_policy(body: PolicyRequest, context: ContextDep, caller: Caller
     return json_response(PolicyState, PolicyState(policy=context.service.policy, fault=""))
 
 
-# --------------------------------------------------------------------------------------------------------------- jobs
 @router.get("/jobs", response_model=JobPage, tags=["jobs"])
 async def jobs(
     service: ServiceDep,
@@ -245,7 +243,6 @@ async def log(
     return json_response(LogChunk, service.log(principal, job, start, most=most))
 
 
-# ------------------------------------------------------------------------------------------------------------- daemon
 @router.get("/me", response_model=CallerInfo, tags=["daemon"])
 async def me(principal: PrincipalDep) -> Response:
     """Return your name and role."""
@@ -312,7 +309,6 @@ async def metrics(context: ContextDep, principal: PrincipalDep) -> Response:
     return Response(context.metrics.text(), media_type=MEDIA_TYPE)
 
 
-# -------------------------------------------------------------------------------------------------------------- health
 @open_router.get("/health/live", response_model=Health)
 async def live() -> Response:
     """Liveness: the process responds."""

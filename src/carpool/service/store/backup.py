@@ -96,7 +96,6 @@ def restore_backup(path: Path, state: Path) -> Manifest:
     return manifest
 
 
-# ------------------------------------------------------------------------------------------------------------ packing
 def _pack(state: Path, file: io.BufferedRandom, *, version: str, checkpoints: bool) -> Manifest:
     hashes: dict[str, str] = {}
     vanished: list[str] = []
@@ -172,7 +171,6 @@ def _add(archive: tarfile.TarFile, name: str, source: Any, size: int) -> str:
     return hashed.hash.hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------------- unpacking
 def _through(path: Path, take: Callable[[str, Iterator[bytes]], None]) -> Manifest:
     """Pass every file to `take`; InputError unless all match the manifest."""
     hashes: dict[str, str] = {}

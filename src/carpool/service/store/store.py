@@ -148,7 +148,6 @@ class Store:
         state = _State(findings, snapshot, last + 1, _submitted(lines[newest]), mark)
         return cls(folder, head, state, _Files(database, log), sync=sync)
 
-    # -------------------------------------------------------------------------------------------------------- writing
     def detail(self, job: JobId, details: Mapping[str, Any]) -> None:
         self._details[job] = details
 
@@ -262,7 +261,6 @@ class Store:
         database.add([line])
         database.retain({kept.number for kept in (line, *kept)})
 
-    # -------------------------------------------------------------------------------------------------------- reading
     def entries(self, after: int = 0) -> Iterator[StoredRecord]:
         for line in () if self._files is None else self._files.database.lines():
             if line.number > after and line.is_sound:
