@@ -63,7 +63,6 @@ class TextFormatter(logging.Formatter):
     """``2026-11-16T16:05:22.123Z INFO carpool.service.daemon.loop order job=a``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         fields = "".join(f" {name}={_quoted(value)}" for name, value in _fields(record).items())
         return f"{_instant(record)} {record.levelname} {record.name} {record.getMessage()}{fields}{_traceback(record)}"
 
@@ -72,7 +71,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         line = {
             "schema": 1,
             "time": _instant(record),

@@ -38,7 +38,6 @@ class BatchStats:
         return self._of(job).noise
 
     def ahead(self, job: JobId) -> float:
-        """Steps of its own batch size by which a job is ahead of its step count."""
         return self._of(job).ahead
 
     def learn(self, job: Job, report: ProgressReported) -> None:

@@ -160,7 +160,6 @@ class ExecutorGroup:
             self._ports[name].carry(own_orders)
 
     def current(self, name: str, facts: Sequence[Fact]) -> tuple[Fact, ...]:
-        """Facts of one executor without those about jobs that another one runs by now."""
         return tuple(fact for fact in facts if not self._router.is_stale(name, fact))
 
     def forget(self, job: JobId) -> None:

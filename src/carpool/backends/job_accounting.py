@@ -64,12 +64,10 @@ class JobAccount:
 
     @property
     def jct_s(self) -> float | None:
-        """Completion time: end − submission."""
         return None if self.ended_at is None else self.ended_at - self.submitted_at
 
     @property
     def wait_s(self) -> float | None:
-        """Time without a device."""
         return None if self.jct_s is None else max(0.0, self.jct_s - self.held_s)
 
     def hold(self, at: float, allocation: Allocation | None) -> None:
@@ -105,7 +103,6 @@ class JobAccounting:
             account.decisions.append(AllocationEntry(record.at, change.allocation, record.planned.reason))
 
     def take(self, at: float, report: Report) -> None:
-        """Take in a message about a job, its own batch size, or its outcome."""
         match report:
             case Told(job=job, words=words):
                 self.tell(at, job, words)
@@ -182,7 +179,6 @@ class JobAccounting:
                 self._lose_node(at, node)
 
     def _lose_node(self, at: float, node: NodeId) -> None:
-        """Take off their devices all jobs that hold one of a lost node."""
         lost = set(self._cluster.nodes[node].devices) if node < len(self._cluster.nodes) else set()
         for account in self.accounts.values():
             if account.held is not None and not lost.isdisjoint(account.held.devices()):

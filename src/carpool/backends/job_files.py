@@ -122,7 +122,6 @@ class JobFileWriter:
                 self._events.pop(job, None)
 
     def cut(self) -> Callable[[], None]:
-        """The writing of what was taken in so far."""
         unwritten, self._unwritten = self._unwritten, []
 
         def write() -> None:

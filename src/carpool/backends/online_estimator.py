@@ -113,7 +113,6 @@ class OnlineEstimator(Estimator):
                 self.curves.aim(report.job, LossTarget(report.target_loss, report.window))
 
     def similarity_key(self, spec: JobSpec) -> Hashable:
-        """A cache key: equal for all unknown jobs, else specific to the job and its measurements."""
         job = spec.id
         if job not in self._versions and job not in self._profiles:
             return spec.batch_size
@@ -121,7 +120,6 @@ class OnlineEstimator(Estimator):
         return job, spec.batch_size, self._versions[job], _stage(self._settings) if len(widths) > 1 else 0
 
     def own_batch(self, spec: JobSpec) -> int:
-        """The job's own batch size; 0: unknown."""
         return self._batches.own(spec)
 
     def total(self, job: JobId) -> float | None:
@@ -173,7 +171,6 @@ class OnlineEstimator(Estimator):
         return RateBelief(Estimate(scaled, scaled * _UNSURE), "guessed from another kind")
 
     def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
-        """Bytes per device, from the profile, else from the peak so far; 0: unknown."""
         profile = self._profiles.get(spec.id)
         known = 0 if profile is None else profile.memory(replace(spec, batch_size=batch_size or self.own_batch(spec)))
         return known or (self._batches.memory(spec.id, batch_size) if batch_size else 0)
@@ -199,7 +196,6 @@ class OnlineEstimator(Estimator):
         return batch_size / own * (noise + own) / (noise + batch_size)
 
     def goodput(self, spec: JobSpec, kind: Kind, batch_size: int) -> Estimate:
-        """Progress per second with a batch size, relative to the job's own."""
         sizes = batch_size, self.own_batch(spec)
         here, there = (self.rate(spec, Placement(((kind, 1),), batch_size=size)) for size in sizes)
         mean = here.mean / there.mean * self.progress(spec, batch_size)
@@ -230,7 +226,6 @@ class OnlineEstimator(Estimator):
         return Estimate(typical, typical)
 
     def move_s(self, spec: JobSpec) -> float | None:
-        """Seconds that a change of devices costs; None: unknown."""
         return self.moves.move_s(spec)
 
     def record(self, record: Record) -> None:
@@ -240,7 +235,6 @@ class OnlineEstimator(Estimator):
             self._forget(self._over.popleft())
 
     def _forget(self, job: JobId) -> None:
-        """Keep only the length of a job that is over."""
         total_s, count = self._forgotten_s
         for length_s in self._lengths_s([job]):
             self._forgotten_s = (total_s + length_s, count + 1)
@@ -279,7 +273,6 @@ class OnlineEstimator(Estimator):
         self._version += 1
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
-        """How far a job's loss fell in its last steps, and its value; None: unknown."""
         return self.curves.learning(job, steps)
 
     def _key(self, spec: JobSpec, placement: Placement, *, shared: bool) -> _Key:

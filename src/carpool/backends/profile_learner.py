@@ -40,7 +40,6 @@ from carpool.predictors.profiles.profile import (
 from carpool.runtime.executor.reports import Outcome, Report, Sized
 
 _Leaving = JobFinished | JobFailed | JobCancelled | JobCrashed | JobPaused
-_LEAVE = (JobFinished, JobFailed, JobCancelled, JobCrashed, JobPaused)
 
 
 class StepSetting(NamedTuple):
@@ -130,14 +129,12 @@ class StepTimeObserver:
         self._totals.pop(job, None)
 
     def ended(self, job: JobId, steps: float) -> None:
-        """Set the final step count of a job."""
         self._totals[job] = steps
 
     def timed(self, job: JobId) -> dict[StepSetting, StepTimes]:
         return self._jobs[job].timed if job in self._jobs else {}
 
     def costs(self, job: JobId) -> Costs:
-        """Median costs of a job's starts, moves and ends."""
         watched = self._jobs.get(job)
         if watched is None:
             return Costs()
@@ -152,7 +149,7 @@ class StepTimeObserver:
     def _take(self, at: float, fact: Fact) -> None:
         if isinstance(fact, JobSubmitted):
             self._jobs[fact.spec.id] = _JobTimes(fact.spec.model)
-        elif isinstance(fact, (AssignApplied, ProgressReported, *_LEAVE)):
+        elif isinstance(fact, AssignApplied | ProgressReported | _Leaving):
             watched = self._jobs.get(fact.job)
             if watched is not None:  # a forgotten job may still report
                 self._take_of(at, fact, watched)

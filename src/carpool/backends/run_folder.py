@@ -57,7 +57,6 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here."""
         return (self.path / "run.json").is_file()
 
     def job(self, name: str) -> Path:
@@ -109,7 +108,6 @@ class RunFolder:
         self._lock = None
 
     def begin(self, settings: RunSettings) -> None:
-        """Write the run's settings and create the jobs' folders."""
         jobs = [{"spec": spec_to_json(spec), "program": asdict(program)} for spec, program in settings.jobs]
         devices = [asdict(device) for device in settings.devices]
         document = {"schema": SCHEMA, "name": settings.name, "version": settings.version, "policy": settings.policy}
@@ -148,7 +146,6 @@ class RunFolder:
         return Outcome(**data)
 
     def append(self, job: JobId, file: str, row: Mapping[str, object]) -> None:
-        """Add one JSON line, with its schema, to a file of a job."""
         with (self.job(job) / file).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"schema": SCHEMA, **row}, separators=(",", ":")) + "\n")
 

@@ -32,14 +32,12 @@ class Quota:
 
     @classmethod
     def read(cls, values: object, where: str) -> Quota:
-        """Parse a table of a configuration file; InputError for an unknown key or a bad value."""
         table = Table(values, where)
         table.only(["jobs", "devices", "weight", "priority"])
         counts = table.whole("jobs", 0, least=0), table.whole("devices", 0, least=0)
         return cls(*counts, table.number("weight", 1.0), table.choice("priority", [*PRIORITIES][::-1]))
 
     def check(self, user: str, active: Iterable[JobSpec], new: Sequence[ListedJob]) -> None:
-        """Raise QuotaExceeded when the new jobs, added to the user's active ones, exceed this quota."""
         for spec, _ in new:
             if spec.priority > PRIORITIES[self.priority]:
                 raise QuotaExceeded(
@@ -58,7 +56,6 @@ class Quota:
                 )
 
     def scale_weight(self, job: ListedJob) -> ListedJob:
-        """Multiply a job's weight by the user's factor."""
         return ListedJob(replace(job.spec, weight=job.spec.weight * self.weight), job.program)
 
 

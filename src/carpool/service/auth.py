@@ -41,20 +41,16 @@ class Principal:
     role: Role = Role.USER
 
     def may_see(self, owner: str) -> bool:
-        """Whether this principal may see the jobs of `owner`."""
         return self.role is not Role.USER or owner == self.name
 
     def may_change(self, owner: str) -> bool:
-        """Whether this principal may change the jobs of `owner`."""
         return self.role is Role.ADMIN or (self.role is Role.USER and owner == self.name)
 
     def check_may_submit(self) -> None:
-        """Raise Forbidden for a read-only role."""
         if self.role is Role.READER:
             raise Forbidden(f"{self.name!r} has the role {self.role}. Use a token with the role user or admin.")
 
     def check_is_admin(self) -> None:
-        """Raise Forbidden for any role but admin."""
         if self.role is not Role.ADMIN:
             raise Forbidden(f"{self.name!r} has the role {self.role}. Use a token with the role admin.")
 
@@ -125,7 +121,6 @@ class AccessTokens:
         return text
 
     def remove(self, token_id: str) -> None:
-        """Revoke a token; UnknownName when there is none with this id."""
         kept = [token for token in self.all() if token.id != token_id]
         if len(kept) == len(self.all()):
             raise UnknownName("token", token_id, [token.id for token in self.all()], where=str(self.path))

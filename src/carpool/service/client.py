@@ -120,7 +120,6 @@ class Client:
         return self._object("POST", f"{_job_path(job)}/pause")
 
     def resume(self, job: str) -> Json:
-        """Put a paused job back into the queue."""
         return self._object("POST", f"{_job_path(job)}/resume")
 
     def apply_to_array(self, array: str, action: str) -> list[str]:
@@ -129,11 +128,9 @@ class Client:
         return names
 
     def reweigh(self, job: str, weight: float) -> Json:
-        """Change a job's weight."""
         return self._object("PUT", f"{_job_path(job)}/weight", body={"weight": weight})
 
     def limit(self, job: str, min_devices: int, max_devices: int) -> Json:
-        """Change how many devices a job may use."""
         body = {"min_devices": min_devices, "max_devices": max_devices}
         return self._object("PUT", f"{_job_path(job)}/limits", body=body)
 
@@ -146,7 +143,6 @@ class Client:
         return self._object("GET", "/v1/policy")
 
     def change_policy(self, policy: str) -> str:
-        """Change the scheduling policy; returns it."""
         return str(self._object("PUT", "/v1/policy", body={"policy": policy})["policy"])
 
     def jobs(self, **filters: Any) -> Json:
@@ -161,11 +157,9 @@ class Client:
             offset += len(page)
 
     def job(self, job: str) -> Json:
-        """Current state of a job."""
         return self._object("GET", _job_path(job))
 
     def story(self, job: str) -> list[Json]:
-        """History of a job."""
         return self._list("GET", f"{_job_path(job)}/story")
 
     def why(self, job: str) -> str:
@@ -201,11 +195,9 @@ class Client:
         return self._object("GET", "/v1/summary")
 
     def devices(self) -> list[Json]:
-        """All devices with the jobs on them."""
         return self._list("GET", "/v1/devices")
 
     def nodes(self) -> list[Json]:
-        """All nodes with their devices."""
         return self._list("GET", "/v1/nodes")
 
     def decisions(self, **filters: Any) -> list[Json]:
@@ -250,7 +242,6 @@ class Client:
 
     @contextmanager
     def _stream(self, path: str, **query: Any) -> Iterator[http.client.HTTPResponse]:
-        """Open a streaming response on a separate connection."""
         connection = self._connect(None)
         try:
             try:

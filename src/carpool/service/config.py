@@ -100,7 +100,6 @@ class Settings:
 
     @property
     def state(self) -> Path:
-        """The daemon's state directory."""
         return self._expanded(self["state"])
 
     @property

@@ -102,11 +102,9 @@ class SchedulerService:
         await self._change(principal, JobCancelled(JobId(job)), "be cancelled")
 
     async def pause(self, principal: Principal, job: str) -> None:
-        """Preempt a job and keep it out of the queue until `resume`."""
         await self._change(principal, JobPaused(JobId(job)), "be paused", unless=(Phase.PAUSED, Phase.BLOCKED))
 
     async def resume(self, principal: Principal, job: str) -> None:
-        """Put a paused job back into the queue."""
         others = tuple(phase for phase in Phase if phase is not Phase.PAUSED)
         await self._change(principal, JobResumed(JobId(job)), "be resumed", unless=others)
 
@@ -132,7 +130,6 @@ class SchedulerService:
         await self._change(principal, change, "change its weight")
 
     async def set_limits(self, principal: Principal, job: str, min_devices: int, max_devices: int) -> None:
-        """Change a job's device limits; InputError when the job cannot run within them."""
         account = self._account(principal, job)
         spec = replace(account.spec, devices=min_devices, min_devices=min_devices, max_devices=max_devices)
         program = self._model.programs.get(account.spec.id, Program())
@@ -153,7 +150,6 @@ class SchedulerService:
         await self._change(principal, LimitsChanged(JobId(job), min_devices, max_devices), "change its device limits")
 
     async def change_policy(self, principal: Principal, text: str) -> None:
-        """Replace the policy; InputError when it does not exist or fails at a dry run on the current queue."""
         principal.check_is_admin()
         scheduler = self._model.scheduler
         dry_run_policy(scheduler, self._model.estimates, max(self._model.now(), scheduler.at), text)
@@ -213,7 +209,6 @@ class SchedulerService:
         return present.job_story(account, self._model.calendar, self._model.names, self._redactor(principal))
 
     def why(self, principal: Principal, job: str) -> str:
-        """Explain why a job waits, or why it holds its devices."""
         account = self._account(principal, job)
         found = self._model.scheduler.jobs.get(account.spec.id)
         if found is None:
@@ -292,7 +287,6 @@ class SchedulerService:
 
     @property
     def policy(self) -> str:
-        """The active policy, as the user wrote it."""
         return self._model.policy()
 
     def policy_fault(self, principal: Principal) -> str:
@@ -345,12 +339,10 @@ class SchedulerService:
         return account
 
     def _phase(self, account: JobAccount) -> Phase:
-        """The scheduler's phase for active jobs, the accounting's for ended ones."""
         job = self._model.scheduler.jobs.get(account.spec.id)
         return account.phase if job is None else job.phase
 
     def _redactor(self, principal: Principal) -> Callable[[str], str]:
-        """Return the function that removes the names of hidden jobs from a policy's reason."""
         if principal.may_see(""):
             return str
         has_seen, owner = self._model.scheduler.has_seen, self._model.accounting.owner

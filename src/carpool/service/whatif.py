@@ -46,7 +46,6 @@ class WhatIfPlanner:
         self._one_at_a_time = asyncio.Semaphore(1)
 
     async def plan(self, principal: Principal, jobs: Sequence[ListedJob]) -> Json:
-        """Return the forecast of these jobs, as ``carpool plan --json`` prints it."""
         check_fit(jobs, self._service.cluster)
         async with self._one_at_a_time:
             queued = self._service.queued_jobs()

@@ -16,7 +16,7 @@ from carpool.backends.online_estimator import OnlineEstimator
 from carpool.backends.run_folder import RunFolder, RunSettings
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
-from carpool.core.messages import Fact, JobCancelled, Observer
+from carpool.core.messages import JobCancelled, Observer
 from carpool.core.metrics import Metrics
 from carpool.core.model import JobId, JobSpec
 from carpool.core.policy import Policy
@@ -141,7 +141,6 @@ class BatchRun:
         return self._daemon.notices
 
     async def run(self) -> RunEnd:
-        """Run until all jobs are over, or until `interrupt`."""
         is_started = await self._start()
         request = self.request
         self.folder.begin(
@@ -151,7 +150,10 @@ class BatchRun:
         if not is_started:
             return RunEnd.INTERRUPTED
         self.has_begun = True
-        await self._daemon.run(self._fresh(), self._dropped())
+        fresh = [job for job in self.request.jobs if not self.scheduler.has_seen(job.spec.id)]
+        listed = {spec.id for spec, _ in self.request.jobs}
+        dropped = [JobCancelled(job) for job in self.scheduler.jobs if job not in listed]
+        await self._daemon.run(fresh, dropped)
         return RunEnd.INTERRUPTED if self.is_interrupted and self.scheduler.jobs else RunEnd.DONE
 
     async def _start(self) -> bool:
@@ -167,15 +169,6 @@ class BatchRun:
             await self._daemon.loop.end_executors(checkpoint=False)
             return False
         return True
-
-    def _fresh(self) -> list[ListedJob]:
-        """The jobs that no earlier sitting has submitted."""
-        return [job for job in self.request.jobs if not self.scheduler.has_seen(job.spec.id)]
-
-    def _dropped(self) -> list[Fact]:
-        """Cancellations of the jobs that are no longer in the job file."""
-        listed = {spec.id for spec, _ in self.request.jobs}
-        return [JobCancelled(job) for job in self.scheduler.jobs if job not in listed]
 
     def interrupt(self) -> None:
         """Stop with checkpoints; at once the second time, or before the executor has started."""

@@ -86,9 +86,7 @@ class DaemonOptions:
     version: str
     policy: str = ""  # as the user wrote it; empty: the last one in the journal, or the default
     default_policy: str = "carpool"
-    fallback_policy: str | None = (
-        None  # takes over when a policy fails; empty: the failure is raised; None: the default
-    )
+    fallback_policy: str | None = None  # takes over when a policy fails; empty: raise the failure; None: the default
     find_policy: Callable[[str], Policy] = parse_policy
     options: ExecutorOptions = field(default_factory=ExecutorOptions)
     loop: LoopOptions = field(default_factory=LoopOptions)
@@ -245,7 +243,6 @@ class DaemonInstance:
         learner.follow(jobs)
 
     async def start(self) -> None:
-        """Claim the executor of an earlier daemon, or start one; no job runs before `run`."""
         found = await self._access.find(self._claims(), self.notices.append)
         if found is not None and self._fits(found):
             is_known = found.life == self.store.mark.of(LOCAL).life
@@ -293,7 +290,6 @@ class DaemonInstance:
         self._access.close()
 
     def stop(self, *, leave_running: bool = False) -> None:
-        """Stop all jobs with checkpoints and end; or leave them running for the next daemon."""
         self.loop.stop(leave_running=leave_running)
 
     def close(self) -> None:
@@ -377,7 +373,6 @@ class DaemonInstance:
         return port
 
     async def _renew(self, name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
-        """Start another executor for one that ended, unless that happens too often."""
         now = time.monotonic()
         self._restarts = [*(each for each in self._restarts if now - each < _RESTARTS_WITHIN_S), now]
         allowed = self._access.max_restarts
@@ -408,7 +403,6 @@ class DaemonInstance:
         return self._node.facts(self.scheduler)
 
     def _lost_programs(self) -> list[Fact]:
-        """Failures of jobs whose programs were lost with a record."""
         return [
             JobFailed(job.id, job.generation, "its program was lost with a damaged record of the journal")
             for job in self.scheduler.jobs.values()

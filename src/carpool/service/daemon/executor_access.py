@@ -97,7 +97,6 @@ class PersistentExecutor:
         return replace(claim, options=replace(claim.options, on_orphan="wait"), silence_s=_SILENCE_S)
 
     def close(self) -> None:
-        """Remove the socket unless an executor still listens there."""
         if not self._socket.is_answered:
             self._socket.remove()
 

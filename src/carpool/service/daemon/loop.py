@@ -52,7 +52,6 @@ class LoopEnd:
     """Decides when the loop ends by itself: by default never."""
 
     def is_over(self, scheduler: Scheduler) -> bool:
-        """Whether nothing is left to do."""
         return False
 
     def starved(self, scheduler: Scheduler) -> Sequence[Fact]:
@@ -189,7 +188,6 @@ class DaemonLoop:
         self._keep_report(self._now(), Told(job, words))
 
     def proceed(self) -> None:
-        """Resume jobs that stopped because no daemon was connected."""
         for _, port in self._executors:
             port.proceed()
 
@@ -203,7 +201,6 @@ class DaemonLoop:
         self._stopping.set()
 
     async def run(self, facts: Sequence[Fact] = (), jobs: Sequence[ListedJob] = ()) -> None:
-        """Fold these facts, submit these jobs, and go on until `stop` or the end that the options name."""
         committing = asyncio.create_task(self._commit_always())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -211,7 +208,7 @@ class DaemonLoop:
             self._set_mark()
             if facts or jobs:
                 self._submit(facts, jobs)
-            while not self._is_over(committing):
+            while not (self._stopping.is_set() or committing.done() or self._options.end.is_over(self._scheduler)):
                 if starved := self._options.end.starved(self._scheduler):
                     self._handle(starved)
                     continue
@@ -227,9 +224,6 @@ class DaemonLoop:
             if self._leaves_running:
                 for _, port in self._executors:
                     await port.leave()
-
-    def _is_over(self, committing: asyncio.Task[None]) -> bool:
-        return self._stopping.is_set() or committing.done() or self._options.end.is_over(self._scheduler)
 
     def _receive_all(self) -> None:
         for name, port in self._executors:
@@ -440,18 +434,15 @@ class DaemonLoop:
         try:
             while pending := {*self._receiving.values(), *(stop for stop in stops if not stop.done())}:
                 if aborting.done():
-                    stops = await self._stop_now(stops)
+                    for stop in stops:
+                        stop.cancel()
+                    stops = [asyncio.create_task(port.stop(checkpoint=False)) for _, port in self._executors]
                     break
                 await self._clock.wait({*pending, aborting}, None)
                 self._take_last_reports()
             await asyncio.gather(*stops)
         finally:
             aborting.cancel()
-
-    async def _stop_now(self, stops: Sequence[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
-        for stop in stops:
-            stop.cancel()
-        return [asyncio.create_task(port.stop(checkpoint=False)) for _, port in self._executors]
 
     def _take_last_reports(self) -> None:
         for name in [name for name, task in self._receiving.items() if task.done()]:

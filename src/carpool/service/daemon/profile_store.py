@@ -63,7 +63,6 @@ class ProfileStore:
                 self._source.save(job, program, profile)
 
     def close(self, job: JobId, program: Program | None) -> None:
-        """Save a job that is over, and stop following it."""
         self.save(job, program)
         self._learner.forget(job)
 
@@ -122,7 +121,6 @@ class RunProfiles:
         return self._beliefs.get(job.spec.id)
 
     def saved(self, job: JobId, program: Program) -> Profile | None:
-        """What an interrupted run measured, else what was given."""
         belief = self._beliefs.get(job)
         return _read(self._folder.job(job) / PROFILE) or (None if belief is None else belief.profile)
 

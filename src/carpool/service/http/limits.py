@@ -49,7 +49,6 @@ class TokenBuckets:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # name: tokens at a time
 
     def check(self, name: str, at: float, problem: str) -> None:
-        """Take a token of `name`; RequestRejected (429) when there is none."""
         if wait_s := self.take(name, at):
             retry_after = {"Retry-After": str(int(wait_s) + 1)}
             raise RequestRejected(429, f"{problem}. Try again in {wait_s:.1f} s.", headers=retry_after)
@@ -73,7 +72,6 @@ class LoginThrottle:
         self._proxies = frozenset(proxies)
 
     def record_failure(self, scope: Scope, at: float) -> None:
-        """Count a failed login; RequestRejected (429) when its address had too many."""
         self._buckets.check(client_address(scope, self._proxies), at, "too many invalid tokens from this address")
 
 

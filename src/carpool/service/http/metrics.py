@@ -43,11 +43,9 @@ class ServiceMetrics:
         self._threads = ThreadPoolExecutor(2, "commit")
 
     def add_service(self, service: SchedulerService) -> None:
-        """Collect the gauges of a service at every scrape."""
         self._registry.register(_ServiceCollector(service))
 
     def text(self) -> bytes:
-        """Render all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     async def commit(self, work: Callable[[], None]) -> None:

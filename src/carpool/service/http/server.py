@@ -118,10 +118,8 @@ class WebServer(uvicorn.Server):
         self.up.set()
 
     def stop(self) -> None:
-        """Stop accepting requests and shut down."""
         self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers."""
         yield

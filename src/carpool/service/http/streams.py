@@ -45,7 +45,6 @@ class Streams:
         return self.open(principal, self._follow(principal, job, start), "text/plain; charset=utf-8")
 
     def open(self, principal: Principal, chunks: AsyncGenerator[bytes, None], media_type: str) -> StreamingResponse:
-        """Stream the chunks; RequestRejected (429) when the user has too many streams open."""
         name, limit = principal.name, self._limits.streams
         if self._open[name] >= limit:
             text = f"{name!r} has {self._open[name]} streams open; the limit is {limit}. Close one first."

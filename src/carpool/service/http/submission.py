@@ -27,7 +27,6 @@ class PathPolicy:
         self.folders = tuple(folder.resolve() for folder in folders)
 
     def check(self, path: Path, what: str, where: str) -> None:
-        """Raise InputError for a path outside the allowed folders."""
         if _CONTROL.search(str(path)):
             raise InputError(f"{what} contains control characters", where=where, way_out="Remove them.")
         try:

@@ -76,12 +76,10 @@ class EventFeed:
 
     @property
     def last(self) -> int:
-        """The number of the newest event."""
         return self._next - 1
 
     @property
     def count(self) -> int:
-        """How many events were added."""
         return self._next - self._first
 
     @property
@@ -184,7 +182,6 @@ class EventLog:
         self._owners[job.id] = job.spec.user
 
     def on_report(self, at: float, report: Report) -> None:
-        """Publish what the executor reports about a job."""
         match report:
             case Told(job=job, words=words):
                 self._publish(self._unix(at), "told", job, words=words)

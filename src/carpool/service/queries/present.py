@@ -157,13 +157,10 @@ def job_story(
     account: JobAccount, time_base: TimeBase, names: Mapping[int, str], redact: Callable[[str], str]
 ) -> list[StoryEventView]:
     """Build a job's history, oldest first; `redact` filters the policy's reasons for the caller."""
-    events = [_submission(account), *_decisions(account, names, redact), *account.story, *_ending(account)]
-    return [StoryEventView(time_base.unix(at), words) for at, words in sorted(events, key=lambda event: event[0])]
-
-
-def _submission(account: JobAccount) -> tuple[float, str]:
     devices = account.spec.devices
-    return account.submitted_at, f"was submitted: requests {devices} device{'' if devices == 1 else 's'}"
+    submitted = account.submitted_at, f"was submitted: requests {devices} device{'' if devices == 1 else 's'}"
+    events = [submitted, *_decisions(account, names, redact), *account.story, *_ending(account)]
+    return [StoryEventView(time_base.unix(at), words) for at, words in sorted(events, key=lambda event: event[0])]
 
 
 def _decisions(

@@ -153,7 +153,6 @@ class AcceptLog:
         return self._size, self.last_crc
 
     def rewind(self, size: int, last_crc: int) -> None:
-        """Truncate the log to an earlier end."""
         os.ftruncate(self._stream.fileno(), size)
         self._size, self.last_crc = size, last_crc
 

@@ -43,7 +43,9 @@ class Database:
             self._connection.text_factory = bytes  # text of a damaged page may be no text
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
-            self._migrate()
+            for number, script in enumerate(migrations, start=1):
+                if number > self.version:
+                    self._connection.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")
         except BaseException:
             self._connection.close()
             raise
@@ -52,12 +54,6 @@ class Database:
     def version(self) -> int:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         return int(version)
-
-    def _migrate(self) -> None:
-        """Apply missing migrations, each with its number in one transaction."""
-        for number, script in enumerate(self._migrations, start=1):
-            if number > self.version:
-                self._connection.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")
 
     @property
     def is_sound(self) -> bool:
@@ -107,7 +103,6 @@ class Database:
             )
 
     def add_snapshot(self, number: int, crc: int, body: str, keep: int) -> None:
-        """Write a snapshot, durably, and drop all but the newest `keep`."""
         with self._transaction() as connection:
             row = (number, crc, body)
             connection.execute("INSERT OR REPLACE INTO balances (number, crc, body) VALUES (?, ?, ?)", row)
@@ -117,7 +112,6 @@ class Database:
             )
 
     def retain(self, numbers: Collection[int]) -> None:
-        """Delete every line but these."""
         found = [number for (number,) in self._connection.execute("SELECT number FROM lines")]
         gone = [(number,) for number in found if number not in numbers]
         if gone:

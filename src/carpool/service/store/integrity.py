@@ -38,7 +38,6 @@ class IntegrityReport(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing that was acknowledged is lost."""
         return not self.lost and not self.header_lost
 
     def messages(self) -> tuple[str, ...]:
@@ -127,7 +126,6 @@ class StoreContents(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Whether both are empty."""
         return not self.lines and not self.reading.damaged and self.set_aside is None
 
 

@@ -36,7 +36,6 @@ class JournalFile:
         self._stream.flush()
 
     def close(self) -> None:
-        """Sync the file to disk and close it."""
         if not self._stream.closed:
             self._stream.flush()
             os.fsync(self._stream.fileno())

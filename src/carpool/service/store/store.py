@@ -160,7 +160,6 @@ class Store:
             self.record(Record(at, ()))
 
     def record(self, record: Record) -> None:
-        """Add a record; it is durable after the next `commit`."""
         submitted = [fact.spec.id for fact in record.facts if isinstance(fact, JobSubmitted)]
         body: dict[str, Any] = {"before": self._submitted} if self._submitted else {}
         body["record"] = record_to_json(record)
@@ -253,9 +252,7 @@ class Store:
         head = self._head._replace(first=first, snapshot=self.snapshot)
         line = head.line()
         kept = [kept for kept in database.lines() if kept.is_sound and kept.number >= first]
-        fresh = AcceptLog.write_anew(
-            self.folder / LOG, [line, *kept], sync=self._sync
-        )  # on a full disk the old one stays
+        fresh = AcceptLog.write_anew(self.folder / LOG, [line, *kept], sync=self._sync)
         log.close()
         self._files, self._head = _Files(database, fresh), head
         database.add([line])
@@ -270,7 +267,6 @@ class Store:
         return (entry.record for entry in self.entries())
 
     def close(self) -> None:
-        """Commit, unless that has failed before, and close the files."""
         if self._failed is None:
             self.commit()
         if self._files is not None:
