@@ -83,7 +83,6 @@ def as_belief(profile: Profile, program: Program) -> ProfileRateModel | None:
 
 
 def _with(first: Profile, other: Profile) -> Profile:
-    """A profile completed by another one."""
     measurements = merge_measurements(other.measurements, first.measurements)
     start_s, resize_s, end_s = first.costs.over(other.costs)
     noise = first.noise or other.noise

@@ -137,7 +137,6 @@ def _of_change(planned: Planned, index: int, change: Change, words: HistoryLabel
 
 
 def _named(allocation: Allocation, names: Mapping[int, str]) -> str:
-    """The devices of an allocation, by name where all have one."""
     if all(device in names for device in allocation.devices()):
         return ", ".join(names[device] for device in allocation.devices())
     runs = [share.devices for share in allocation.shares]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from carpool.core.errors import InputError
 
@@ -48,3 +49,14 @@ def parse_seconds(value: object, where: str) -> float:
             f"{value!r} is not a duration", where=where, way_out="Write seconds, or for example 90min or 2h."
         )
     return float(amount)
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as text: ``1-3,7``."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

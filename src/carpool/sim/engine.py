@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 from carpool.core.errors import CarpoolError
@@ -17,7 +15,7 @@ from carpool.core.topology import Cluster
 from carpool.sim.backend import SimulatedBackend
 from carpool.sim.event_queue import ARRIVALS, EventQueue
 from carpool.sim.failures import Failures
-from carpool.sim.traces.trace import Arrival
+from carpool.sim.traces.trace import Arrival, gc_paused
 from carpool.sim.worlds.base import PlainWorld, World
 
 # Consecutive wake-ups and failures with nothing running and no arrivals left, after which waiting jobs count as
@@ -142,18 +140,6 @@ def simulate(
         cadence=replace(policy.cadence, round_s=round_s) if round_s else None,
         observers=(metrics, *follows, *observers),
     )
-    with _gc_disabled():
+    with gc_paused():
         Engine(scheduler, machines, timeline, arrivals, failures, progress).run()
     return metrics
-
-
-@contextmanager
-def _gc_disabled() -> Iterator[None]:
-    """Pause garbage collection: a run creates millions of small values and no cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

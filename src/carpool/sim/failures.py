@@ -26,7 +26,6 @@ class Failures(Protocol):
 
     def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
         """Schedule the first failures; later ones may follow from these."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ def test_a_missing_log_is_written_anew(folder: Path, opened: Opening) -> None:
     store = opened(folder)
     assert records_in(store) == EXPECTED
     assert store.findings.from_database == tuple(range(1, NUM_RECORDS + 1))
-    assert ["1–12" in message for message in store.findings.messages()] == [True]
+    assert ["1-12" in message for message in store.findings.messages()] == [True]
     assert len(read_log((folder / LOG).read_bytes()).lines) == NUM_RECORDS + 1
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from carpool.core.units import format_ranges
+
 HEADINGS = ("job", "user", "phase", "devices", "step", "loss", "steps/s", "left")
 FOREIGN_HEADINGS = ("device", "pid", "user", "program", "memory", "")
 
@@ -34,20 +36,9 @@ def fold_sweeps(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row = dict(members[0])
         if len(members) > 1:
             numbers = sorted(int(member["id"].rpartition("-")[2]) for member in members)
-            row.update(id=f"{row['array']}[{_ranges(numbers)}]", steps=0, total_steps=None, loss=None)
+            row.update(id=f"{row['array']}[{format_ranges(numbers)}]", steps=0, total_steps=None, loss=None)
         rows.append(row)
     return rows
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Format ascending numbers as ranges: ``1-3,7``."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def priority_columns(jobs: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[str]]:

@@ -269,7 +269,6 @@ def _held(cluster: Cluster, allocation: Allocation | None, kind: Kind) -> _Held:
 
 
 def _free_on(occupancy: Occupancy, node: Node, kind: Kind) -> int:
-    """Free devices of a type on a node."""
     mask = occupancy.free_mask(node.id)
     if len(node.banks) == 1:
         return mask.bit_count()

@@ -202,7 +202,6 @@ class _Habit:
 
 
 def _by_training(steps: StepModel) -> Iterator[tuple[int, Ints]]:
-    """Each training with its members, in order."""
     order = np.argsort(steps.training, kind="stable")
     trainings, firsts = np.unique(steps.training[order], return_index=True)
     yield from zip(trainings.tolist(), np.split(order, firsts[1:]), strict=True)

@@ -96,7 +96,6 @@ def scale_learning_rate(training: Training, gain: float) -> None:
 
 
 def _schedules(schedule: Any) -> Iterator[Any]:
-    """A schedule and, recursively, those that it chains."""
     if schedule is not None:
         yield schedule
         for part in nested_schedules(schedule):

@@ -66,11 +66,9 @@ class LaunchObserver(Protocol):
 
     def before_launch(self) -> None:
         """Block until kernels may be launched."""
-        ...
 
     def after_launch(self) -> None:
         """Forward and backward are launched; the loss has not been read yet."""
-        ...
 
 
 class ForwardBackward:

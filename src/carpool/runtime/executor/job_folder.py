@@ -84,7 +84,6 @@ class JobFolder:
 
 
 def _file_name(job: str) -> str:
-    """A unique file name for a job."""
     name = quote(job, safe="").replace("~", "%7E")
     if name.startswith("."):
         name = "%2E" + name[1:]

@@ -40,22 +40,18 @@ class GraphCapture(Protocol):
 
     def side_stream(self) -> contextlib.AbstractContextManager[None]:
         """Run on the capture stream, so that libraries initialize themselves for it."""
-        ...
 
     def capture(self, work: Callable[[], None], *, starts_step: bool = False) -> CapturedGraph:
         """Capture `work` without running it; an error invalidates earlier graphs.
 
         ``starts_step``: split the graph at its first fork, so that its head can be queued early.
         """
-        ...
 
     def reset(self) -> None:
         """Start a new memory pool after all graphs were dropped."""
-        ...
 
     def copy_to_host(self, value: Tensor, target: Tensor) -> None:
         """Start copying a number to the host; later kernels do not wait for it."""
-        ...
 
     def wait_for_copy(self) -> None: ...
 

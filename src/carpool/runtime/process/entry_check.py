@@ -100,7 +100,6 @@ class EntryChecks:
 
 
 def _kill(child: ChildProcess) -> None:
-    """Kill a child and the processes in its session."""
     with suppress(ProcessLookupError, PermissionError):  # it may not lead its session yet
         os.killpg(child.pid, signal.SIGKILL)
     child.close()

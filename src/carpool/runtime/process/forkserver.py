@@ -221,7 +221,6 @@ class _Server:
 
 
 def _kill_session(pid: int) -> None:
-    """Kill a worker and the processes in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):

@@ -240,7 +240,6 @@ class Profiler:
 
 
 def _wrap(program: Program, entry: str, config: ProbeConfig) -> Program:
-    """The program with a probe entry that loads its training."""
     args = {"entry": program.entry, "args": program.args, "seed": program.seed, "config": asdict(config)}
     return replace(program, entry=entry, args=args)
 

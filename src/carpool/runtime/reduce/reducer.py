@@ -21,12 +21,9 @@ class Reducer(Protocol):
 
     def slots(self, step: Step, rank: int) -> ContributionSlots:
         """Memory into which a rank can sum its subtrees without a copy; empty if there is none."""
-        ...
 
     def write(self, step: Step, contributions: Contributions) -> None:
         """Publish this rank's subtrees to the other ranks."""
-        ...
 
     def total(self, step: Step) -> Contribution:
         """Sum the subtrees of all ranks after all have written; read-only, and valid until the next call."""
-        ...

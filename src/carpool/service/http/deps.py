@@ -28,7 +28,6 @@ class Planner(Protocol):
 
     async def plan(self, principal: Principal, jobs: Sequence[ListedJob]) -> Json:
         """Return the forecast, as ``carpool plan --json`` prints it; InputError when it is not possible."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from carpool.core.errors import JournalError
 from carpool.core.model import JobId
+from carpool.core.units import format_ranges
 from carpool.service.store.accept_log import LogContents, LogLine, fsync_folder, read_log
 from carpool.service.store.database import MIGRATIONS, Database
 
@@ -47,9 +48,11 @@ class IntegrityReport(NamedTuple):
                 f"The database was unreadable; it was renamed to {self.set_aside.name} and rebuilt from the log."
             )
         if self.from_log:
-            found.append(f"Records {_runs(self.from_log)} were missing in the database; restored from the log.")
+            found.append(f"Records {format_ranges(self.from_log)} were missing in the database; restored from the log.")
         if self.from_database:
-            found.append(f"Records {_runs(self.from_database)} were damaged in the log; restored from the database.")
+            found.append(
+                f"Records {format_ranges(self.from_database)} were damaged in the log; restored from the database."
+            )
         if self.cut:
             found.append("The log ended in the middle of a line; that line was never acknowledged and was dropped.")
         if self.header_lost:
@@ -96,17 +99,6 @@ def _remains(reading: LogContents, number: int) -> bytes:
     texts = [remains.text for remains in reading.damaged if remains.after == before]
     place = number - before - 1
     return texts[place] if place < len(texts) else b""
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Ascending numbers as text: 3, 5–9."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 _MAX_VERSION = 1000  # a higher one is damage
