@@ -24,7 +24,7 @@ from pathlib import Path
 
 from measured import save
 
-from carpool.backends.ports import LOCAL
+from carpool.backends.executors import LOCAL
 from carpool.core.model import JobId
 from tests.support.daemon_crash import SLOW_TRAINING, CrashingDaemon, check_journal, outcomes, read, steps_made
 

@@ -60,7 +60,7 @@ def test_help_of_a_verb_imports_only_the_command_line(verb: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     imported = literal_eval(done.stderr.splitlines()[-1])
-    allowed = ("carpool.cli", "carpool.core.errors")
+    allowed = ("carpool.cli", "carpool.core.errors", "carpool.core.units")
     assert [name for name in imported if not name.startswith(allowed) and name != "carpool.core"] == []
 
 

@@ -10,8 +10,6 @@ from typing import Any, TextIO
 
 import click
 
-from carpool.logs import FORMATS, LEVELS
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
 
 
@@ -31,7 +29,8 @@ def guard_stdout() -> AbstractContextManager[TextIO]:
 
 
 def log_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add both options to a command; `default` names the level without them."""
+    """Add ``--log-level`` and ``--log-format`` to a command; `default` names the level without them."""
+    from carpool.logs import FORMATS, LEVELS
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         level = click.option(

@@ -150,11 +150,13 @@ class BatchRun:
         if not is_started:
             return RunEnd.INTERRUPTED
         self.has_begun = True
-        fresh = [job for job in self.request.jobs if not self.scheduler.has_seen(job.spec.id)]
         listed = {spec.id for spec, _ in self.request.jobs}
         dropped = [JobCancelled(job) for job in self.scheduler.jobs if job not in listed]
-        await self._daemon.run(fresh, dropped)
+        await self._daemon.run(self._fresh(), dropped)
         return RunEnd.INTERRUPTED if self.is_interrupted and self.scheduler.jobs else RunEnd.DONE
+
+    def _fresh(self) -> list[ListedJob]:
+        return [job for job in self.request.jobs if not self.scheduler.has_seen(job.spec.id)]
 
     async def _start(self) -> bool:
         """Start the executor, which takes seconds to import torch; False when interrupted meanwhile."""
