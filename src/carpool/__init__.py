@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from carpool.runtime.worker.session import session
     from carpool.service.client import Client
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Client", "Stop", "Training", "__version__", "datasets", "digest", "session"]
 
 # Where the public names live: imported when first used, so that `import carpool` stays light. Client needs no torch.

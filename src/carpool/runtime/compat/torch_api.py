@@ -1,4 +1,4 @@
-"""Private torch APIs: all uses, each with a fallback where torch lacks it.
+"""Private torch APIs: all uses; those in `features` have a fallback, the others are required.
 
 `features` lists which of them are missing and what that costs, for ``carpool doctor``.
 """

@@ -20,7 +20,7 @@ WorkerKey = tuple[str, int]  # job and number of a worker
 MakeForkServer = Callable[[Callable[[Exited], object], Callable[[str], object]], ForkServer]
 
 _DRAIN_S = 2.0  # after a worker's exit, for messages it sent before
-_MAX_FAILURES = 5  # deaths of fork servers in a row without a fork; one more ends the executor
+_MAX_FAILURES = 5  # the executor ends when more fork servers die in a row without a fork
 _log = logging.getLogger(__name__)
 
 

@@ -69,10 +69,10 @@ def inspect_gpu(device: torch.device) -> VisibleGpu:
 
 
 def lane_problem(requested: int, gpu: VisibleGpu) -> str:
-    """Why this process lacks its lane of ``requested`` percent; empty if it has it, or that is unknown.
+    """Why this process has more than its lane of ``requested`` percent; empty if it has not, or that is unknown.
 
-    An MPS client that finds no daemon gets no error: it computes on the whole GPU, slows its neighbours down and learns
-    other bits. So every process checks its lane.
+    An MPS client that finds no daemon gets no error: it computes on the whole GPU, slows its neighbours down, and
+    its weights differ in bits. So every process checks its lane.
     """
     if gpu.total is None:
         is_wrong = gpu.is_mps_client is False

@@ -57,7 +57,7 @@ class RunRequest:
 
 
 class BatchRun:
-    """One sitting of a run: a `DaemonInstance` whose executor is a child and whose loop ends with its jobs.
+    """One execution of a run: a `DaemonInstance` whose executor is a child and whose loop ends with its jobs.
 
     The folder is held from `open` to `close`. Nothing is written to it before the executor has started.
     """
@@ -95,7 +95,7 @@ class BatchRun:
         clock: MakeClock = elapsed_clock,
         end: LoopEnd | None = None,
     ) -> Self:
-        """Hold the folder and recover what an earlier sitting recorded there.
+        """Hold the folder and recover what an earlier execution recorded there.
 
         InputError where another run holds it, or where a job is not the one that was begun.
         """
@@ -231,5 +231,5 @@ def check_jobs_unchanged(before: Sequence[ListedJob], now: Sequence[ListedJob], 
 
 
 def _fixed(spec: JobSpec) -> JobSpec:
-    """The part of a spec that may not change between sittings."""
+    """The part of a spec that may not change when a run is resumed."""
     return replace(spec, weight=1.0, priority=0, deadline_s=0.0, after=(), array="", at_most=0)

@@ -73,7 +73,7 @@ def calendar_clock(at: float, begun_at: float) -> WaitableClock:
 
 
 def elapsed_clock(at: float, begun_at: float) -> WaitableClock:
-    """A clock that stands still between the sittings of a run."""
+    """A clock that stands still while a run is interrupted."""
     return WallClock(at)
 
 

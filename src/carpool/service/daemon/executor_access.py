@@ -47,7 +47,7 @@ class ClaimSource:
         return claim
 
     def outnumbered(self, epoch: int) -> None:
-        """Continue behind an epoch that an executor has seen and the store has lost."""
+        """Continue after an epoch that an executor has seen and the store has lost."""
         self._store.mark = self._store.mark._replace(epoch=epoch)
 
 

@@ -275,7 +275,7 @@ class DaemonLoop:
     def _set_mark(self) -> None:
         """Let the next record name the executors and their last reports.
 
-        The first record with another executor's life holds the facts that the one before is gone.
+        When an executor was replaced, the first record that names the new one also says that the old one is gone.
         """
         marks = {name: ExecutorMark(port.life, port.heard) for name, port in self._executors}
         self._store.mark = CommitMark(self._store.mark.epoch, marks)
