@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from carpool.core.errors import InputError, UnknownName
 from carpool.runtime.engine.training import Training
 from carpool.runtime.state.digest import digest
-from carpool.runtime.worker.entry_loader import load_training
+from carpool.runtime.worker.entry_loader import find_entry, load_training
 
 FILE = """
 import random
@@ -65,13 +66,11 @@ def test_the_initial_weights_depend_on_the_seed_only(folder: Path) -> None:
 
 
 def test_generators_are_seeded_before_the_import(folder: Path) -> None:
-    import sys
-
     widths = []
     for _ in range(2):
         load_training("digits.py:mlp", folder=folder)
-        name = next(name for name in sys.modules if name.endswith("_digits") and name.startswith("carpool_entry"))
-        widths.append(sys.modules.pop(name).WIDTH)
+        module = sys.modules.pop(find_entry("digits.py:mlp", folder).__module__)
+        widths.append(module.WIDTH)
     assert widths[0] == widths[1]
 
 
