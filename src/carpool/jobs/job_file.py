@@ -250,7 +250,7 @@ def _sync_batchnorm(table: Table, exact: bool) -> bool:
     wanted = table.flag("sync_batchnorm")
     if wanted and exact:
         raise InputError(
-            "sync_batchnorm = true and exact = true exclude each other: shards of an exact job may run one after "
+            "sync_batchnorm = true and exact = true cannot be combined: shards of an exact job may run one after "
             "another, so they cannot exchange statistics",
             where=table.where,
             way_out="Remove one of them. With exact = true statistics are computed per shard and averaged, with equal "
@@ -285,7 +285,7 @@ def _batch(table: Table) -> Table:
         )
     if batch.flag("tune") and table.flag("exact"):
         raise InputError(
-            "tune = true and exact = true exclude each other: tuning changes the training",
+            "tune = true and exact = true cannot be combined: tuning changes the training",
             where=batch.where,
             way_out="Remove one of them.",
         )

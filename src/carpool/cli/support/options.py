@@ -37,7 +37,7 @@ def log_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., An
             "--log-level",
             type=click.Choice(LEVELS),
             default=None,
-            help=f"What is logged to stderr: decisions and orders from info on. [default: {default}]",
+            help=f"Log level on stderr; info includes decisions and orders. [default: {default}]",
         )
         fmt = click.option(
             "--log-format",

@@ -62,11 +62,13 @@ def explain(job: str, journal: str, run: str, as_json: bool) -> None:
 
 def _check_one_source(journal: str, run: str) -> None:
     if journal and run:
-        raise InputError("--journal and --run exclude each other", way_out="Give one of them.")
+        raise InputError("--journal and --run cannot be combined", way_out="Give one of them.")
 
 
 def _unknown_job(job: str, where: str) -> InputError:
-    return InputError(f"unknown job {job!r}", where=where, way_out="Check the name; a trace's jobs have its ids.")
+    return InputError(
+        f"unknown job {job!r}", where=where, way_out="Check the name; jobs of a trace are named by their ids in it."
+    )
 
 
 @contextmanager

@@ -54,7 +54,7 @@ resume = _phase_command("resume", "Put paused jobs back into the queue; they con
 @server_option
 @json_option
 def weight(job: str, weight: float, server: str, as_json: bool) -> int:
-    """Set the weight of JOB: policies count it WEIGHT times as much as a job of weight 1.
+    """Set the weight of JOB: policies multiply its completion time by WEIGHT as a job of weight 1.
 
     WEIGHT is a number from 1e-6 to 1e6.
     """

@@ -31,7 +31,7 @@ Examples:
     show_default=True,
     help="Profiles to simulate with: those after the run (learned), or those it started with (before).",
 )
-@click.option("--policy", default="", metavar="NAME[:key=value]…", help="Simulate another policy than the run's.")
+@click.option("--policy", default="", metavar="NAME[:key=value]…", help="Use this policy instead of the run's.")
 @json_option
 def replay(run: str, profiles: str, policy: str, as_json: bool) -> int:
     """Simulate a recorded run from the profiles of its jobs and compare end times job by job.

@@ -77,7 +77,7 @@ Examples:
     type=click.IntRange(0, 8),
     default=1,
     show_default=True,
-    help="Processes kept ready on each GPU while jobs wait, which saves the next job CUDA's start-up; 0: none.",
+    help="Processes kept ready on each GPU while jobs wait, so that the next job skips CUDA's initialisation; 0: none.",
 )
 @click.option(
     "--reducer",
@@ -90,7 +90,7 @@ Examples:
     "--memory-cap",
     default="",
     metavar="SIZE",
-    help="Limit the memory of all jobs on a device: they take turns and are swapped out to host memory.",
+    help="Memory limit of all jobs on a device together: jobs take turns, idle ones are swapped to host memory.",
 )
 @click.option(
     "--check/--no-check",

@@ -63,7 +63,7 @@ Examples:
     "--memory-cap",
     default=None,
     metavar="SIZE",
-    help="Limit the memory of all jobs on a device: they take turns and are swapped out to host memory.",
+    help="Memory limit of all jobs on a device together: jobs take turns, idle ones are swapped to host memory.",
 )
 @click.option("--socket", default=None, metavar="PATH", help="Path of the Unix socket. [default: api.sock in --state]")
 @click.option("--host", default=None, help="Address to listen on beside the socket. [default: 127.0.0.1]")

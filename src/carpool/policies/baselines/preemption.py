@@ -19,7 +19,7 @@ from carpool.core.queue import Demand, Entry, demand_of
 from carpool.core.topology import Cluster, Node
 
 Kinds = Callable[[Job], Sequence[Kind]]  # device types a job may use, preferred first
-PendingWorker = Callable[[set[Demand]], Iterable[Entry]]  # entries in order, without those of refused demands
+WaitingEntries = Callable[[set[Demand]], Iterable[Entry]]  # entries in order, without those of refused demands
 Running = Callable[[Entry], Sequence[Entry]]  # entries in order, at least those behind the given one
 
 _Held = tuple[tuple[int, int], ...]  # (node, devices) pairs
@@ -45,7 +45,7 @@ class PreemptionResult:
         return bool(self.started or self.released)
 
 
-def among(entries: Sequence[Entry], jobs: Mapping[JobId, Job]) -> PendingWorker:
+def among(entries: Sequence[Entry], jobs: Mapping[JobId, Job]) -> WaitingEntries:
     """Sorted entries as a source for `preempt`."""
 
     def offered(refused: set[Demand]) -> Iterator[Entry]:
@@ -56,7 +56,7 @@ def among(entries: Sequence[Entry], jobs: Mapping[JobId, Job]) -> PendingWorker:
 
 def preempt(
     draft: Draft,
-    waiting: PendingWorker,
+    waiting: WaitingEntries,
     running: Running,
     *,
     rule: PlacementRule = consolidated,
@@ -90,7 +90,7 @@ class _Contest:
         self._kinds = kinds
         self.outcome = PreemptionResult()
 
-    def settle(self, waiting: PendingWorker) -> None:
+    def settle(self, waiting: WaitingEntries) -> None:
         """Go through the waiting jobs until nothing is free and no running job ranks behind."""
         draft, refused = self._draft, set[Demand]()
         for entry in waiting(refused):
@@ -110,7 +110,7 @@ class _Contest:
                 refused.add(demand_of(job))
                 self.outcome.refused[demand_of(job)] = (entry, short)
 
-    def fill_up(self, waiting: PendingWorker) -> None:
+    def fill_up(self, waiting: WaitingEntries) -> None:
         draft, refused, outcome = self._draft, set[Demand](), self.outcome
         for entry in merge(waiting(refused), sorted(outcome.released.values())):
             if not draft.num_free:

@@ -71,8 +71,9 @@ class KernelEst(Policy):
         slowdown = 1 + sm·S + memory·B + sm_sm·s·S + memory_memory·b·B
 
     Where the estimator does not know use, slowdown = 1 + Σ_j (rate alone / rate beside j − 1). Jobs share without
-    caps and are never moved. Our reading of a baseline whose source is lost. The default coefficients are a non-
-    negative least-squares fit of 6,000 random groups of two to four in a parametric world (mean error 2.4 %).
+    caps and are never moved. Reconstructed from descriptions; the original source is not available. The default
+    coefficients are a non-negative least-squares fit of 6,000 random groups of two to four in a parametric world
+    (mean error 2.4 %).
     """
 
     shares_devices: ClassVar[bool] = True

@@ -37,7 +37,7 @@ class ExecutorOptions:
     is_closed: bool = False  # no further jobs will be added: prewarm only while a job waits
     memory_cap: int = 0  # bytes of each device for its jobs, which are time-sliced under it; 0: no cap
     speculates: bool = True  # under a cap: swap the next job in ahead of its turn, keep the last ones
-    leaves_early: bool = True  # under a cap: a job swaps out at the end of its turn without being asked
+    leaves_early: bool = True  # under a cap: order a job to swap out before its turn has ended
     on_orphan: str = "exit"  # without a client: exit, or wait for the next one
     orphan_s: float = 86400.0  # wait for a client, with all jobs suspended, before saving their states and exiting
     handover_s: float = 60.0  # continue jobs after a client left that announced a successor

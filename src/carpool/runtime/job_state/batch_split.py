@@ -218,7 +218,7 @@ class MemoryShortage:
 
 
 class MicroBatching:
-    """MicroBatchLimits on the samples of a pass, halved each time a step runs out of memory.
+    """Limits on the samples of a pass, halved each time a step runs out of memory.
 
     The gradient is a mean over samples, so weighted passes over fewer samples add up to the same gradient, up to
     rounding. Steps before the first limit stay whole when they are made again.

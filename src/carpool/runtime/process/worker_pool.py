@@ -45,7 +45,7 @@ class _Process:
 
 
 class WorkerPool:
-    """All worker processes of an executor. A fork server that dies takes them along and is replaced."""
+    """All worker processes of an executor. If the fork server dies, they die with it and a new one is started."""
 
     def __init__(
         self, listener: WorkerListener, clock: Callable[[], float], make_forkserver: MakeForkServer = ForkServer

@@ -25,7 +25,7 @@ class ShmLayout:
     """The layout of a segment, which executor and workers derive from the same owners."""
 
     owners: Owners
-    slot_bytes: int  # `Ready.segment_bytes`
+    slot_bytes: int  # `Ready.contribution_bytes`
 
     @cached_property
     def nodes(self) -> tuple[Subtree, ...]:

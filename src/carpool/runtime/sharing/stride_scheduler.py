@@ -25,7 +25,7 @@ _MAX_STEPS = 64  # of one grant
 
 
 class TurnGrant(NamedTuple, Generic[K]):
-    """Leave to make some steps."""
+    """Permission to run a number of steps."""
 
     client: K
     steps: int

@@ -68,7 +68,7 @@ class EndWhenDone(LoopEnd):
     def starved(self, scheduler: Scheduler) -> Sequence[Fact]:
         if scheduler.num_running or scheduler.wake_at is not None or scheduler.outsiders:
             return ()
-        error = f"policy {scheduler.policy!r} assigns it no devices, and no event is left that could change that"
+        error = f"policy {scheduler.policy!r} will never assign devices to this job"
         return [JobFailed(job.id, job.generation, error) for job in scheduler.jobs.values()]
 
 
@@ -96,7 +96,7 @@ class LoopOptions:
 
 
 class CommitFailed(CarpoolError):
-    """The journal could not be written: what was asked counts as never asked."""
+    """The journal could not be written, so the request was not accepted."""
 
 
 class DaemonLoop:

@@ -76,7 +76,7 @@ class ResyncActions(NamedTuple):
 
 
 def reconcile(jobs: Mapping[JobId, Job], held: Mapping[JobId, HeldJobStatus]) -> ResyncActions:
-    """What an executor may lack: orders are committed before they are sent, so it lags the journal, never the reverse.
+    """What an executor may lack: orders are committed before they are sent, so it can only be behind.
 
     Orders keep their generation.
     """

@@ -16,7 +16,7 @@ NAN = math.nan
 
 STEPS_LIMIT = 50_000  # points of a step function kept while recording
 HOLDINGS_LIMIT = 200_000  # holdings kept while recording
-HAZE_BINS = 2_048  # time bins of the shade that dissolved holdings leave
+HAZE_BINS = 2_048  # time bins for holdings too short to keep one by one
 HAZE_BLOCKS = 128  # device blocks of that shade
 MARKS_LIMIT = 200
 
