@@ -92,9 +92,9 @@ def against_baselines() -> Iterator[Check]:
             values += [sum(rates) / sum(others), fair(rates, others)]
         yield "docs/results.md", words + " | {}, {} | {}, {} |", values
         if words.startswith("against running sequentially, eager"):
-            yield "README.md", "{} and {} times as one after another in eager mode", [values[0], values[2]]
+            yield "README.md", "{} and {} times as fast as one after another in eager mode", [values[0], values[2]]
         elif words == "… against starting all at once, eager":
-            yield "README.md", "{} and {} times as all started at once in eager mode", [values[0], values[2]]
+            yield "README.md", "{} and {} times as fast as all started at once in eager mode", [values[0], values[2]]
         elif words.endswith("sequentially with CUDA graphs"):
             yield "README.md", "{} and {} times as fast as one after another with CUDA graphs", [values[1], values[3]]
 
@@ -121,7 +121,7 @@ def many() -> Iterator[Check]:
     )
     yield (
         "README.md",
-        "eight ResNet18, or six different trainings | {} and {} times sequential with CUDA graphs, {} and {} times",
+        "trainings | {} and {} times as fast as one after another with CUDA graphs, {} and {} times as fast as one after",
         [eight["sum"], six["sum"], eight["sum_of_eager"], six["sum_of_eager"]],
     )
     aside = {each["model"]: each for each in results("gpu_sharing") if each["stage"] == "mirrors"}
@@ -277,7 +277,7 @@ def switching() -> Iterator[Check]:
         [min(shares), max(shares), min(tens), max(tens)],
     )
     shown = [min(gaps), max(gaps), min(shares), max(shares), max(tens)]
-    switching = "{} to {} ms; {} to {} % of the run time if jobs switch after every step, at most {} % after every ten"
+    switching = "{} to {} ms; overhead {} to {} % when jobs switch after every step, at most {} % when they"
     yield "README.md", switching, shown
     switches = rows["all"]["turns_of_1"]["gap_ms"]["count"]
     yield "README.md", "losses and weights bit-identical after {} switches", [switches]
