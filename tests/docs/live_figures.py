@@ -92,11 +92,11 @@ def against_baselines() -> Iterator[Check]:
             values += [sum(rates) / sum(others), fair(rates, others)]
         yield "docs/results.md", words + " | {}, {} | {}, {} |", values
         if words.startswith("against running sequentially, eager"):
-            yield "README.md", "{} and {} times as fast as one after another in eager mode", [values[0], values[2]]
+            yield "README.md", "{} and {} times as fast as one after another in eager mode;", [values[0], values[2]]
         elif words == "… against starting all at once, eager":
             yield "README.md", "{} and {} times as fast as all started at once in eager mode", [values[0], values[2]]
         elif words.endswith("sequentially with CUDA graphs"):
-            yield "README.md", "{} and {} times as fast as one after another with CUDA graphs", [values[1], values[3]]
+            yield "README.md", "{} and {} times as fast as one after another with CUDA graphs;", [values[1], values[3]]
 
 
 def many() -> Iterator[Check]:
@@ -121,7 +121,7 @@ def many() -> Iterator[Check]:
     )
     yield (
         "README.md",
-        "trainings | {} and {} times as fast as one after another with CUDA graphs, {} and {} times as fast as one after",
+        "trainings | {} and {} times as fast as one after another with CUDA graphs, {} and {} times as fast as one",
         [eight["sum"], six["sum"], eight["sum_of_eager"], six["sum_of_eager"]],
     )
     aside = {each["model"]: each for each in results("gpu_sharing") if each["stage"] == "mirrors"}
