@@ -223,6 +223,14 @@ def test_the_executor_starts_without_heavy_packages() -> None:
     assert loaded == [], "the executor must not load these: its fork server and workers do"
 
 
+def test_a_run_with_the_default_policy_starts_without_heavy_packages() -> None:
+    heavy = {"fastapi", "httpx", "pydantic", "scipy", "sklearn", "starlette", "torch", "uvicorn"}
+    imported = "carpool.service.daemon.batch_run, carpool.policies.market.policy, carpool.cli.render.live_table"
+    program = f"import sys, {imported}; print(*sorted({heavy!r} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert loaded == [], "`carpool run` must not load these before it needs them"
+
+
 def test_public_names_are_found_when_used() -> None:
     program = (
         "import carpool; listed = set(carpool.__all__) <= set(dir(carpool)); "

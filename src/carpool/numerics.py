@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_solve, cholesky, solve_triangular
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 Floats = NDArray[np.float64]
@@ -53,6 +52,8 @@ class GaussianProcess:
     def __init__(
         self, kernel: Matern, noise: float, rows: Floats, values: Floats, covariance: Floats | None = None
     ) -> None:
+        from scipy.linalg import cho_solve, cholesky  # imported where it is used: importing it takes as long as numpy
+
         covariance = kernel(rows, rows) if covariance is None else covariance  # of the rows, where it is known
         self.kernel, self.noise, self._rows = kernel, noise, rows
         self._factor = cholesky(covariance + noise * np.eye(len(values)), lower=True)
@@ -62,6 +63,8 @@ class GaussianProcess:
 
     def predict(self, rows: Floats) -> tuple[Floats, Floats]:
         """The mean at each row, and the part of the prior variance that the measurements explain."""
+        from scipy.linalg import solve_triangular
+
         cross = self.kernel(rows, self._rows)
         explained = solve_triangular(self._factor, cross.T, lower=True)
         return cross @ self._weights, (explained**2).sum(0)

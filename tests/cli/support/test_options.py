@@ -33,6 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return FakeExecutor({"a": 10}, batch=(8, 80), at_once=True)
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_verb, "launch", lambda environment: None)
     monkeypatch.setattr(run_verb, "start_executor", start)
     files = {
         "mine.py": PRINTING_POLICY,

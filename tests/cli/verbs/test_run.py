@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from carpool.cli.main import run
 from carpool.cli.render.live_table import LineDisplay
 from carpool.cli.render.run_summary import as_document, print_summary
 from carpool.cli.support.run_lookup import look_up
-from carpool.cli.verbs import run as checked_start
 from carpool.cli.verbs import run as verb
 from carpool.core.errors import InputError
 from carpool.core.messages import (
@@ -74,10 +73,9 @@ class Machine:
         warm: int,
         reducer: str,
         memory_cap: int,
-        environment: Mapping[str, str],
+        launched: None,
     ) -> FakeExecutor:
         self.options = (lanes, warm, reducer, memory_cap)
-        self.environment = dict(environment)
         kept = self.started[-1].kept if self.started else None
         steps = {"a": 10, "b": 20, "c": 5}
         machine = FakeExecutor(steps, fails=self.fails, kept=kept, batch=self.batch, at_once=not self.interrupts)
@@ -94,13 +92,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     (tmp_path / "train.py").write_text(ENTRY, encoding="utf-8")
     (tmp_path / "jobs.toml").write_text(JOBS, encoding="utf-8")
     machine = Machine()
+    monkeypatch.setattr(verb, "launch", machine.environment.update)
     monkeypatch.setattr(verb, "start_executor", machine.start)
-    monkeypatch.setattr(checked_start, "check_entries", nothing_wrong)  # its entry returns no training
     return machine
-
-
-async def nothing_wrong(jobs: object) -> None:
-    """The entries of a pretended machine."""
 
 
 def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(

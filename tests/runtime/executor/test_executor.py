@@ -19,6 +19,7 @@ from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.executor import Executor, ExecutorDependencies
 from carpool.runtime.executor.reports import Facts, Report, Sized, Told
+from carpool.runtime.process.launch import Launched
 from carpool.runtime.process.protocol import (
     AdmissionRequested,
     Begin,
@@ -62,7 +63,7 @@ class FakePool(WorkerPool):
         self.prewarmed: dict[WorkerKey, dict[str, str]] = {}
         self.assigned: dict[WorkerKey, WorkerKey] = {}
 
-    async def start(self) -> None:
+    def begin(self, launched: Launched | None = None) -> None:
         pass
 
     def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None:

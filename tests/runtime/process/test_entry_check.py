@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.model import JobId, JobSpec
-from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
-from carpool.runtime.process.entry_check import EntryCheckResult, EntryChecks, call_entries
+from carpool.runtime.process.entry_check import CheckQueue, EntryChecks
+from carpool.runtime.process.protocol import Message
+from carpool.runtime.process.worker_pool import WorkerKey, WorkerPool
 
 ENTRIES = """
 import os, sys
@@ -71,10 +71,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(folder: Path, timeout_s: float = 60.0, **programs: Program) -> EntryCheckResult:
+class Checker:
+    """A pool of real processes that calls entries."""
+
+    def __init__(self) -> None:
+        self.pool = WorkerPool(self, time.monotonic)
+        self.checks = EntryChecks(self.pool)
+
+    def on_message(self, key: WorkerKey, message: Message) -> None:
+        self.checks.on_message(key, message)
+
+    def on_exit(self, key: WorkerKey, why: str) -> None:
+        self.checks.on_exit(key)
+
+
+def check(timeout_s: float = 60.0, **programs: Program) -> dict[str, str]:
     """Check the entries of some jobs."""
-    jobs = [ListedJob(JobSpec(JobId(name)), program) for name, program in programs.items()]
-    return asyncio.run(call_entries(jobs, timeout_s))
+
+    async def go() -> dict[str, str]:
+        checker = Checker()
+        checker.pool.begin()
+        try:
+            return await checker.checks.run(programs, timeout_s)
+        finally:
+            await checker.pool.stop()
+
+    return asyncio.run(go())
 
 
 def program(folder: Path, name: str = "net", **more: object) -> Program:
@@ -90,7 +112,6 @@ def is_asleep(pid: str) -> bool:
 
 def test_errors_are_reported_by_job_and_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = check(
-        folder,
         fine=program(folder),
         raises=program(folder, "raises"),
         leaves=program(folder, "leaves"),
@@ -99,11 +120,10 @@ def test_errors_are_reported_by_job_and_nothing_is_printed(folder: Path, capfd: 
         parted=program(folder, args={"norm": True}, exact=True, shards=16),
         wants=program(folder, "wants", environment={"WANTED": "here", "THERE": str(folder)}),
         child=program(folder, "leaves_process"),
-        shell=Program(command=("false",)),
     )
-    assert found.unchecked == ()
-    assert found.problems.keys() == {"raises", "leaves", "large", "larger", "parted"}
-    errors = {str(job): problem for job, problem in found.problems.items()}
+    assert found.keys() == {"fine", "raises", "leaves", "large", "larger", "parted", "wants", "child"}
+    errors = {job: problem for job, problem in found.items() if problem}
+    assert errors.keys() == {"raises", "leaves", "large", "larger", "parted"}
     assert errors["raises"] == "train.py:raises: raised ValueError: no such thing (train.py, line 24)"
     assert "not today" in errors["leaves"]
     assert "batch_size is 100" in errors["large"]
@@ -118,13 +138,10 @@ def test_errors_are_reported_by_job_and_nothing_is_printed(folder: Path, capfd: 
 
 def test_every_entry_is_called_once_before_further_jobs(folder: Path) -> None:
     first, second, other = program(folder), program(folder, args={"batch": 8}), program(folder, "raises")
-    checks = EntryChecks({"a": first, "b": second, "c": other, "d": second})
+    checks = CheckQueue({"a": first, "b": second, "c": other, "d": second})
     assert [checks.next(is_early=False) for _ in range(3)] == [("a", first), ("c", other), None]
     assert [checks.next(is_early=True) for _ in range(3)] == [("b", second), ("d", second), None]
 
 
 def test_entries_that_die_or_take_too_long_are_unchecked(folder: Path) -> None:
-    found = check(folder, 3.0, dies=program(folder, "dies"), waits=program(folder, "waits"))
-    assert (found.problems, found.unchecked) == ({}, ("dies", "waits"))
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
-    assert not [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().startswith("carpool-check")]
+    assert check(3.0, dies=program(folder, "dies"), waits=program(folder, "waits")) == {}

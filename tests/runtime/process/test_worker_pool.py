@@ -9,6 +9,7 @@ from collections.abc import Callable, Container
 import pytest
 
 from carpool.runtime.process.forkserver import ForkServer, ForkServerDied
+from carpool.runtime.process.launch import Launched
 from carpool.runtime.process.protocol import Exited, Message, Prewarm
 from carpool.runtime.process.worker_pool import WorkerKey, WorkerPool
 
@@ -33,7 +34,7 @@ class FakeForkServer(ForkServer):
         self.made = made
         made.append(self)
 
-    async def start(self) -> None:
+    async def start(self, launched: Launched | None = None) -> None:
         self.done.append("start")
         if self.fails_to_start:
             raise ForkServerDied("killed by SIGKILL")

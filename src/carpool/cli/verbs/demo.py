@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,10 +48,11 @@ def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: 
         show_simulated_demo(folder, jobs, seed)
         return 0
     from carpool.cli.verbs.demo_runs import show_live_demo
-    from carpool.cli.verbs.run import start_executor
+    from carpool.cli.verbs.run import start_executor, start_ready
     from carpool.jobs.devices import overlap_note, parse_devices
 
     parsed = parse_devices(devices)
     if note := overlap_note(parsed):
         print_note(note)
-    return show_live_demo(folder, parsed, start_executor, effort=0.5 if quick else 1.0)
+    start = partial(start_ready, start=start_executor)  # torch is imported before the clock starts
+    return show_live_demo(folder, parsed, start, effort=0.5 if quick else 1.0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +15,16 @@ import click
 
 from carpool import __version__
 from carpool.cli.support.options import guard_stdout, log_options
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
 if TYPE_CHECKING:
-    from carpool.backends.executors import ExecutorPort
     from carpool.cli.render.live_table import RunDisplay
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice
     from carpool.jobs.job_file import ListedJob
+    from carpool.runtime.executor.client import ExecutorClient
+    from carpool.runtime.process.launch import Launched
     from carpool.service.daemon.batch_run import BatchRun, RunEnd
     from carpool.service.daemon.executor_access import StartExecutor
 
@@ -121,6 +120,8 @@ def run(
     Exit code 0 when every job finished, 1 when one failed, 2 for bad input (no job was started), 130 when interrupted
     with Ctrl-C: all jobs stop at a step boundary with a checkpoint, and --resume continues from there.
     """
+    environment = _configure_logging(log_level, log_format)
+    launched = launch(environment)  # first of all: importing torch takes longer than all that follows
     from carpool.cli.render.run_summary import as_document, print_summary
     from carpool.cli.support.run_lookup import look_up
     from carpool.core.units import parse_cap
@@ -129,7 +130,6 @@ def run(
     from carpool.jobs.host import host_supplies
     from carpool.policies.registry import attribute_errors
 
-    environment = _configure_logging(log_level, log_format)
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
     given = look_up(jobs, state, resume)
@@ -140,9 +140,10 @@ def run(
         _echo(note)
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
-    start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, environment=environment)
-    if check and not given.resume:
-        start = partial(start_checked, start=start, jobs=given.jobs)
+    start: StartExecutor
+    start = client = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, launched=launched)
+    if any(program.entry for _, program in given.jobs):
+        start = partial(start_ready, start=client, check=given.jobs if check and not given.resume else ())
     chosen = policy or given.policy or default_policy()
     with guard_stdout():
         run = prepare(given, found, chosen, start, journal, supplies)
@@ -166,6 +167,15 @@ def _configure_logging(level: str | None, fmt: str | None) -> dict[str, str]:
     environment: dict[str, str] = {}
     export_settings(level or "", fmt or "", environment)
     return environment
+
+
+def launch(environment: Mapping[str, str]) -> Launched | None:
+    """Launch the executor of this machine, which imports torch while the run is prepared; it ends with this command."""
+    from carpool.runtime.process.launch import launch_executor
+
+    launched = launch_executor(environment)
+    click.get_current_context().call_on_close(launched.kill)
+    return launched
 
 
 def _echo(words: str) -> None:
@@ -218,10 +228,14 @@ def choose_display(run: BatchRun, *, as_json: bool) -> RunDisplay:
 
 def watch(run: BatchRun, display: RunDisplay) -> RunEnd:
     """Run to the end and show progress; Ctrl-C stops with checkpoints, a second one at once."""
+    import asyncio
+
     return asyncio.run(_watched(run, display))
 
 
 async def _watched(run: BatchRun, display: RunDisplay) -> RunEnd:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _interrupt, run)
@@ -270,9 +284,9 @@ async def start_executor(
     warm: int = 0,
     reducer: str = "shared",
     memory_cap: int = 0,
-    environment: Mapping[str, str] | None = None,
-) -> ExecutorPort:
-    """Start the executor process of this machine."""
+    launched: Launched | None = None,
+) -> ExecutorClient:
+    """Claim the executor process that was launched, or start one."""
     from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 
     options = ExecutorOptions(
@@ -281,37 +295,39 @@ async def start_executor(
         is_closed=True,
         reducer=reducer,
         memory_cap=memory_cap,
-        environment=environment or {},
     )
-    return await ExecutorClient.start(devices, state, options=options)
+    return await ExecutorClient.start(devices, state, options=options, launched=launched)
 
 
-async def start_checked(
-    devices: Sequence[LocalDevice], state: Path, *, start: StartExecutor, jobs: Sequence[ListedJob]
-) -> ExecutorPort:
-    """Start the executor and check all entries meanwhile: both begin by importing torch."""
-    starting = asyncio.ensure_future(start(devices, state))
-    checking = asyncio.ensure_future(check_entries(jobs))
+async def start_ready(
+    devices: Sequence[LocalDevice],
+    state: Path,
+    *,
+    start: Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorClient]],
+    check: Sequence[ListedJob] = (),
+) -> ExecutorClient:
+    """Start the executor and wait until it can launch workers and has checked the entries of some jobs."""
+    executor = await start(devices, state)
     try:
-        await asyncio.gather(starting, checking)
+        await check_entries(executor, check)
     except BaseException:
-        checking.cancel()
-        starting.cancel()
-        with suppress(asyncio.CancelledError, CarpoolError):
-            await (await starting).stop(checkpoint=False)
+        await executor.stop(checkpoint=False)
         raise
-    return starting.result()
+    return executor
 
 
-async def check_entries(jobs: Sequence[ListedJob]) -> None:
+async def check_entries(executor: ExecutorClient, jobs: Sequence[ListedJob]) -> None:
     """InputError where an entry raises, or returns something other than a valid training."""
-    from carpool.runtime.process.entry_check import TIMEOUT_S, call_entries
+    from carpool.runtime.process.entry_check import TIMEOUT_S
 
-    result = await call_entries(jobs)
-    if result.unchecked:
-        _echo(f"skipped the entry check of {_some(result.unchecked)} (took longer than {TIMEOUT_S:g} s)")
-    for job, problem in result.problems.items():
-        others = [other for other in result.problems if other != job]
+    programs = {spec.id: program for spec, program in jobs if program.entry}
+    errors = await executor.check(programs, TIMEOUT_S)
+    unchecked = [job for job in programs if job not in errors]
+    if unchecked:
+        _echo(f"skipped the entry check of {_some(unchecked)} (took longer than {TIMEOUT_S:g} s)")
+    problems = {job: error for job, error in errors.items() if error}
+    for job, problem in problems.items():
+        others = [other for other in problems if other != job]
         same = f"{len(others)} more job{'s have' if len(others) > 1 else ' has'} the same problem: {_some(others)}."
         raise InputError(problem, where=f"job {job!r}", way_out=same if others else "")
 

@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, linprog
-from scipy.sparse import csr_array
 
 Floats = NDArray[np.float64]
 
@@ -61,6 +59,8 @@ class Solution(NamedTuple):
 
 def intervals(demand: Demand, count: int, stretch: float = 1.0) -> Floats:
     """Edges of geometrically growing intervals that should hold all work."""
+    from scipy.optimize import brentq  # takes a second to import, and other policies import this module too
+
     speeds = demand.speeds
     typical = np.where(speeds > 0.0, speeds, 0.0).mean(axis=1)
     queue_s = float((demand.work / typical).sum() / demand.capacity.sum())
@@ -77,6 +77,9 @@ def solve(demand: Demand, num_intervals: int) -> Solution:
 
 
 def _solve(demand: Demand, edges: Floats) -> Solution:
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
     num_intervals = len(edges) - 1
     num_jobs, num_kinds = demand.speeds.shape
     begins = np.maximum(edges[:-1], demand.released[:, None])

@@ -8,7 +8,6 @@ from math import inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from carpool.core.estimates import Estimate
 
@@ -35,7 +34,7 @@ class StepTime:
         else:
             scale = float(sizes.max())
             columns = np.stack([np.ones(len(sizes)), sizes / scale], axis=1)
-            (fixed, slope), _ = nnls(columns / times[:, None], np.ones(len(sizes)))
+            fixed, slope = _non_negative(columns / times[:, None])
             self.fixed_s_, self.per_sample_s_ = float(fixed), float(slope) / scale
         if len(set(batches)) < 3:
             self.error_ = _UNSEEN_TIME
@@ -106,8 +105,15 @@ def _coefficients(sizes: Floats, taken: Floats) -> Floats:
     scale = float(sizes.max())
     powers = np.vander(sizes / scale, _TERMS, increasing=True)[:, : min(_TERMS, len(sizes))]
     found = np.zeros(_TERMS)
-    found[: powers.shape[1]], _ = nnls(powers / taken[:, None], np.ones(len(sizes)))
+    found[: powers.shape[1]] = _non_negative(powers / taken[:, None])
     return found / scale ** np.arange(_TERMS)
+
+
+def _non_negative(rows: Floats) -> Floats:
+    """Non-negative coefficients with which each row gives 1, by least squares."""
+    from scipy.optimize import nnls  # takes longer to import than the rest of this package: only where it is used
+
+    return np.asarray(nnls(rows, np.ones(len(rows)))[0])
 
 
 def _left_out(sizes: Floats, taken: Floats) -> Floats:

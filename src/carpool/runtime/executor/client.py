@@ -29,10 +29,10 @@ from carpool.runtime.executor.client_protocol import (
     report_from_json,
 )
 from carpool.runtime.executor.reports import Gone, Receipts, Report
+from carpool.runtime.process.launch import EXECUTOR, Launched, launch_executor
 
 __all__ = ["Claim", "ClaimRefused", "ExecutorClient", "ExecutorOptions"]
 
-_MODULE = "carpool.runtime.executor.server"
 _SOCKET = "executor"
 _LOG = "executor.log"
 _PID = "executor.pid"
@@ -84,7 +84,7 @@ class ExecutorSocket:
                 (self._folder / _SOCKET).chmod(0o600)
                 listener.listen()  # before the executor runs, so that the connection below succeeds
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", _MODULE, str(listener.fileno())],
+                    [sys.executable, "-P", "-m", EXECUTOR, str(listener.fileno())],
                     pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -116,7 +116,7 @@ class ExecutorSocket:
         """The process of the executor that was started last, if it is alive."""
         try:
             pid = int((self._folder / _PID).read_text(encoding="ascii"))
-            return pid if _MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else None
+            return pid if EXECUTOR.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else None
         except (OSError, ValueError):
             return None
 
@@ -185,20 +185,20 @@ class ExecutorClient:
 
     @classmethod
     async def start(
-        cls, devices: Sequence[LocalDevice], state: Path, *, options: ExecutorOptions | None = None
+        cls,
+        devices: Sequence[LocalDevice],
+        state: Path,
+        *,
+        options: ExecutorOptions | None = None,
+        launched: Launched | None = None,
     ) -> ExecutorClient:
-        """Start an executor that exits with this process; its jobs' folders and its log are under ``state``."""
+        """Start an executor that exits with this process, or claim one that was launched for it.
+
+        Its jobs' folders and its log are under ``state``.
+        """
         options = options or ExecutorOptions()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220 - exec takes a millisecond
-                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **options.environment},
-                process_group=0,  # Ctrl-C in the terminal is handled by this process
-            )
-        return await cls.claim(ours, Claim(devices, state, options), process)
+        process, end = launched or launch_executor(options.environment)
+        return await cls.claim(end, Claim(devices, state, options), process)
 
     @classmethod
     async def claim(
@@ -271,6 +271,18 @@ class ExecutorClient:
     def proceed(self) -> None:
         """Resume jobs that were suspended while the executor had no client."""
         self._send({"do": "proceed"})
+
+    async def check(self, programs: Mapping[JobId, Program], timeout_s: float) -> dict[JobId, str]:
+        """Wait until workers can be launched, and call entries; an error by job, empty where there is none.
+
+        Jobs whose entries could not be checked in time are left out. Call it before the first `receive`.
+        """
+        sent = {job: program.as_json() for job, program in programs.items()}
+        self._send({"do": "check", "programs": sent, "timeout_s": timeout_s})
+        while (value := await self._next()) is not None:
+            if value["report"] == "Checked":
+                return {JobId(job): error for job, error in value["errors"].items()}
+        raise CarpoolError(f"the executor {await self._wait_for_exit()}. Its output is on stderr.")
 
     async def receive(self) -> Report:
         """The next report; `Gone`, on every call, once the executor has exited."""

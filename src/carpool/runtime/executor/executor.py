@@ -40,6 +40,8 @@ from carpool.runtime.job_state.actions import (
     Stopped,
 )
 from carpool.runtime.job_state.types import Target, WorkerMode, target_of
+from carpool.runtime.process.entry_check import EntryChecks
+from carpool.runtime.process.launch import Launched
 from carpool.runtime.process.protocol import (
     AdmissionRequested,
     Alive,
@@ -113,8 +115,14 @@ class Executor:
         self._is_suspended = False  # no client decides about the jobs
         self.stopped = asyncio.Event()
 
-    async def start(self) -> None:
-        await asyncio.gather(self._pool.start(), self._mps.start())
+    async def start(self, forkserver: Launched | None = None) -> None:
+        """Begin; workers are forked once the fork server, launched already or here, has imported torch."""
+        self._pool.begin(forkserver)
+        await self._mps.start()
+
+    @property
+    def checks(self) -> EntryChecks:
+        return self._launcher.checks
 
     @property
     def broken(self) -> asyncio.Future[str]:

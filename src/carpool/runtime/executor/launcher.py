@@ -12,6 +12,7 @@ from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.job_table import JobTable, TrainingJob
 from carpool.runtime.executor.reports import Facts, Report, Told
+from carpool.runtime.process.entry_check import EntryChecks
 from carpool.runtime.process.protocol import Begin, Message
 from carpool.runtime.process.warm_pool import WarmPool
 from carpool.runtime.process.worker_pool import WorkerKey, WorkerPool
@@ -45,6 +46,7 @@ class Launcher:
         self._mps = mps
         self._arbiter = arbiter
         self._report = report
+        self.checks = EntryChecks(pool)
         self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
         gpus = {number: device for number, device in devices.items() if device.cuda is not None}
         self._foreign = ForeignProcessMonitor(gpus, clock, list_processes)
@@ -119,14 +121,19 @@ class Launcher:
             self._warm.keep_quiet(device)
 
     def on_message(self, key: WorkerKey, message: Message) -> bool:
-        """Handle a message of a prewarmed process; False if it is a worker's."""
+        """Handle a message of a process without a job; False if it is a worker's."""
+        if self.checks.owns(key):
+            self.checks.on_message(key, message)
+            return True
         if not self._warm.owns(key):
             return False
         self._note_on(*self._warm.on_message(key, message))
         return True
 
     def on_hang(self, key: WorkerKey) -> bool:
-        """Kill a prewarmed process that hangs; False if it is a worker."""
+        """Kill a prewarmed process that hangs; False if it is a worker. Entry checks have their own timeout."""
+        if self.checks.owns(key):
+            return True
         if not self._warm.owns(key):
             return False
         self._warm.on_hang(key)
@@ -134,6 +141,9 @@ class Launcher:
 
     def on_exit(self, key: WorkerKey, why: str) -> bool:
         """Handle a process's exit; False if it was a worker."""
+        if self.checks.owns(key):
+            self.checks.on_exit(key)
+            return True
         self._cores.release(key)
         exited = self._warm.on_exit(key, why)
         if exited is not None:

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,11 @@ from carpool.runtime.executor.client_protocol import (
 )
 from carpool.runtime.executor.executor import Executor, ExecutorDependencies
 from carpool.runtime.executor.reports import NumberedReport, Outbox, Report
+from carpool.runtime.process.launch import Launched
 
 MAX_LINE_BYTES = 1 << 26
 _FIRST_CLAIM_S = 60.0
-_log = logging.getLogger("carpool.runtime.executor.server")  # this module is also run as __main__
+_log = logging.getLogger(__name__)
 
 
 class ExecutorServer:
@@ -52,8 +53,15 @@ class ExecutorServer:
     states on disk and waits; after ``orphan_s`` it exits.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, log_in_state: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        log_in_state: bool = False,
+        forkserver: Launched | None = None,  # for the executor, which launches one where there is none
+    ) -> None:
         self._clock = clock
+        self._forkserver = forkserver
         self._log_in_state = log_in_state  # and not on stderr
         self._outbox = Outbox()
         self._epoch = self._life = 0
@@ -78,6 +86,8 @@ class ExecutorServer:
                 task.cancel()
             if self._executor is not None:
                 await self._executor.close()
+            elif self._forkserver is not None:
+                self._forkserver.kill()
             await self._close_writer()
             for connection in self._connections:
                 connection.cancel()
@@ -135,7 +145,7 @@ class ExecutorServer:
         self._starting = asyncio.create_task(self._start(self._executor))
 
     async def _start(self, executor: Executor) -> None:
-        await executor.start()
+        await executor.start(self._forkserver)
         stopping = asyncio.create_task(executor.stopped.wait())
         stopping.add_done_callback(lambda task: None if task.cancelled() else self._end(0))
         executor.broken.add_done_callback(lambda broken: self._end(broken.result()))
@@ -187,6 +197,8 @@ class ExecutorServer:
                     executor.add_job(JobId(value["job"]), program, resume=value["resume"])
                     if self._log_in_state:
                         flush_log()  # the state folder exists now
+                case "check":
+                    self._background(self._check_entries(executor, value))
                 case "carry":
                     executor.apply_orders([order_from_json(order) for order in value["orders"]])
                 case "forget":
@@ -201,6 +213,21 @@ class ExecutorServer:
                 case "stop":
                     log_event(_log, "stop", checkpoint=value["checkpoint"])
                     executor.stop(checkpoint=value["checkpoint"])
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda task: None if task.cancelled() else self._end_if_failed(task.exception()))
+        self._tasks.append(task)
+
+    async def _check_entries(self, executor: Executor, request: dict[str, Any]) -> None:
+        programs = {job: Program.from_json(program) for job, program in request["programs"].items()}
+        errors = await executor.checks.run(programs, request["timeout_s"])
+        log_event(_log, "entries_checked", checked=len(errors), failed=sum(map(bool, errors.values())))
+        self._send({"report": "Checked", "errors": errors})
+
+    def _end_if_failed(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._end(error)
 
     def _report(self, report: Report) -> None:
         numbered = self._outbox.put(report)
@@ -305,17 +332,17 @@ def flush_log() -> None:
             logger.handlers[:] = [handler.target]
 
 
-async def serve_client(end: socket.socket) -> int:
+async def serve_client(end: socket.socket, forkserver: Launched) -> int:
     """Serve one client until its connection is closed; the exit code."""
-    server = ExecutorServer(log_in_state=True)
+    server = ExecutorServer(log_in_state=True, forkserver=forkserver)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.exit)
     server.on_connection(*await asyncio.open_connection(sock=end, limit=MAX_LINE_BYTES))
     return await server.run()
 
 
-async def serve_clients(listener: socket.socket) -> int:
+async def serve_clients(listener: socket.socket, forkserver: Launched) -> int:
     """Serve one client after another; the exit code."""
-    server = ExecutorServer()
+    server = ExecutorServer(forkserver=forkserver)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.retire)
     accepting = await asyncio.start_unix_server(server.on_connection, sock=listener, limit=MAX_LINE_BYTES)
     try:
@@ -324,8 +351,8 @@ async def serve_clients(listener: socket.socket) -> int:
         accepting.close()
 
 
-def main() -> int:
-    """``python -m carpool.runtime.executor.server FD [PARENT]``: serve PARENT over FD, or all that connect to FD."""
+def serve(fd: int, parent: int | None, forkserver: Launched) -> int:
+    """Serve a parent at the other end of a socket, or without one all clients that connect to it; the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     set_process_name("carpool-exec")
@@ -333,14 +360,10 @@ def main() -> int:
     use_pci_bus_order()
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # every job has a log and mirrors
-    end = socket.socket(fileno=int(sys.argv[1]))
-    os.set_inheritable(end.fileno(), False)
-    if len(sys.argv) == 2:
+    end = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    if parent is None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the starter's terminal may be closed
-        return asyncio.run(serve_clients(end))
-    exit_with_parent(int(sys.argv[2]), signal.SIGTERM)
-    return asyncio.run(serve_client(end))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return asyncio.run(serve_clients(end, forkserver))
+    exit_with_parent(parent, signal.SIGTERM)
+    return asyncio.run(serve_client(end, forkserver))

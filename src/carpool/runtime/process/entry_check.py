@@ -1,162 +1,131 @@
-"""Entry check: calls every entry once in a forked process and reports errors before jobs start.
+"""Entry check: calls every entry once in a fork of the fork server and reports errors before jobs start.
 
-A separate process imports torch, while the fork server does the same, and forks a child per entry. What entries print
-is discarded here: their jobs' logs have it. An entry that takes too long is not checked.
+What entries print is discarded here: their jobs' logs have it. An entry that takes too long is not checked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
 import os
-import select
-import signal
-import socket
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Protocol
 
-from carpool.core.model import JobId
-from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
-from carpool.runtime.compat.process_lifetime import exit_with_parent, set_process_name
-from carpool.runtime.process.child_process import ChildProcess, receive_frame, send_frame
+from carpool.runtime.compat.process_lifetime import set_process_name
+from carpool.runtime.process.protocol import CheckEntry, EntryChecked, Message
+
+WorkerKey = tuple[str, int]
 
 TIMEOUT_S = 20.0  # for all entries together, once torch is imported
 _REPEATS_SHARE = 0.25  # of it, in which an entry is also called with the arguments of further jobs: sweeps may be long
-_OK = b"ok"
+_NO_JOB = ""  # in the key of a checking process; its number is negative, unlike that of a prewarmed process
 
 
-@dataclass(frozen=True, slots=True)
-class EntryCheckResult:
-    """Errors by job, and the jobs whose entry was not checked."""
+class CheckStarter(Protocol):
+    """Starts and kills processes; implemented by `WorkerPool`."""
 
-    problems: dict[JobId, str] = field(default_factory=dict)
-    unchecked: tuple[JobId, ...] = ()
+    async def ready(self) -> None: ...
 
+    def check(self, key: WorkerKey, request: CheckEntry, log: int) -> None: ...
 
-async def call_entries(jobs: Sequence[ListedJob], timeout_s: float = TIMEOUT_S) -> EntryCheckResult:
-    """Call the entry of every job that has one, as its worker will do."""
-    asked = {str(spec.id): program.as_json() for spec, program in jobs if program.entry}
-    if not asked:
-        return EntryCheckResult()
-    command = [sys.executable, "-P", "-m", "carpool.runtime.process.entry_check", str(os.getpid()), str(timeout_s)]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, process_group=0)
-    try:
-        output, _ = await process.communicate(json.dumps(asked).encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    found = json.loads(output) if process.returncode == 0 else {}
-    problems = {JobId(job): problem for job, problem in found.items() if problem}
-    return EntryCheckResult(problems, tuple(JobId(job) for job in asked if job not in found))
+    def kill(self, key: WorkerKey) -> None: ...
 
 
 class EntryChecks:
     """Calls entries concurrently, each in its own process."""
 
-    def __init__(self, programs: Mapping[str, Program]) -> None:
-        self._first, self._repeats = _split_by_entry(programs)
-        self._running: dict[int, tuple[str, ChildProcess]] = {}
-        self._poll = select.poll()
-        self.found: dict[str, str] = {}  # error by job; empty: the entry is fine
+    def __init__(self, starter: CheckStarter) -> None:
+        self._starter = starter
+        self._last_number = 0
+        self._answers: dict[WorkerKey, asyncio.Future[str | None]] = {}  # None: the process died without a result
 
-    def run(self, timeout_s: float) -> None:
-        max_running = len(os.sched_getaffinity(0))
-        until = time.monotonic() + timeout_s
-        while (left_s := until - time.monotonic()) > 0.0:
-            is_early = left_s > (1.0 - _REPEATS_SHARE) * timeout_s
-            while len(self._running) < max_running and (job := self.next(is_early=is_early)):
-                self._start(*job)
-            if not self._running:
-                break
-            for end, _ in self._poll.poll(1e3 * left_s):
-                self._finish(end)
-        for _, child in self._running.values():
-            _kill(child)
+    def owns(self, key: WorkerKey) -> bool:
+        return key[0] == _NO_JOB and key[1] < 0
+
+    def on_message(self, key: WorkerKey, message: Message) -> None:
+        if isinstance(message, EntryChecked):
+            self._settle(key, message.error)
+
+    def on_exit(self, key: WorkerKey) -> None:
+        self._settle(key, None)
+
+    async def run(self, programs: Mapping[str, Program], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
+        """Call the entries; an error by job, empty where there is none. Jobs that were not checked are left out."""
+        await self._starter.ready()
+        queue, found = CheckQueue(programs), dict[str, str]()
+        silent = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as running:
+                until = asyncio.get_running_loop().time() + timeout_s * _REPEATS_SHARE
+                for _ in range(len(os.sched_getaffinity(0))):
+                    running.create_task(self._work(queue, until, silent, found))
+        except TimeoutError:
+            pass
+        finally:
+            os.close(silent)
+        return found
+
+    async def _work(self, queue: CheckQueue, repeats_until: float, log: int, found: dict[str, str]) -> None:
+        """Check one job after another."""
+        now = asyncio.get_running_loop().time
+        while job := queue.next(is_early=now() < repeats_until):
+            name, program = job
+            result = await self._check(name, program, log)
+            if result is not None:  # else its process died, which need not be its fault
+                found[name] = result
+
+    async def _check(self, job: str, program: Program, log: int) -> str | None:
+        self._last_number -= 1
+        key = (_NO_JOB, self._last_number)
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._answers[key] = answer
+        self._starter.check(key, CheckEntry(job, asdict(program)), log)
+        try:
+            return await answer
+        finally:
+            self._answers.pop(key, None)
+            self._starter.kill(key)
+
+    def _settle(self, key: WorkerKey, result: str | None) -> None:
+        answer = self._answers.get(key)
+        if answer is not None and not answer.done():
+            answer.set_result(result)
+
+
+class CheckQueue:
+    """Jobs to check: first one per entry, then further jobs of the same entries."""
+
+    def __init__(self, programs: Mapping[str, Program]) -> None:
+        first: dict[tuple[str, str], str] = {}
+        for job, program in programs.items():
+            first.setdefault((program.folder, program.entry), job)
+        names = set(first.values())
+        self._first = [(job, program) for job, program in programs.items() if job in names]
+        self._repeats = [(job, program) for job, program in programs.items() if job not in names]
 
     def next(self, *, is_early: bool) -> tuple[str, Program] | None:
-        """The next job to check: first one per entry, then, while it is early, further jobs of the same entries."""
+        """The next job; one whose entry has been called already only while it is early."""
         queue = self._first or (self._repeats if is_early else [])
         return queue.pop(0) if queue else None
 
-    def _start(self, job: str, program: Program) -> None:
-        child = ChildProcess(f"check:{job}", functools.partial(_call, program))
-        self._running[child.socket.fileno()] = (job, child)
-        self._poll.register(child.socket, select.POLLIN)
 
-    def _finish(self, end: int) -> None:
-        job, child = self._running.pop(end)
-        self._poll.unregister(end)
-        result = receive_frame(child.socket)
-        _kill(child)
-        if result:  # else it died without a result, which need not be its fault
-            self.found[job] = "" if result == _OK else result.decode("utf-8", "replace")
+def check_entry(request: CheckEntry) -> EntryChecked:
+    """In the process: do what a worker does before its first step, as far as the user's code can fail."""
+    import torch
 
-
-def _kill(child: ChildProcess) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # it may not lead its session yet
-        os.killpg(child.pid, signal.SIGKILL)
-    child.close()
-
-
-_Jobs = list[tuple[str, Program]]
-
-
-def _split_by_entry(programs: Mapping[str, Program]) -> tuple[_Jobs, _Jobs]:
-    """The first job of each entry, and further ones with other arguments."""
-    first: dict[tuple[str, str], str] = {}
-    for job, program in programs.items():
-        first.setdefault((program.folder, program.entry), job)
-    names = set(first.values())
-    jobs = programs.items()
-    return [(job, program) for job, program in jobs if job in names], [
-        (job, program) for job, program in jobs if job not in names
-    ]
-
-
-def _call(program: Program, end: socket.socket) -> None:
-    """In the child: do what a worker does before its first step, as far as the user's code can fail."""
     from carpool.runtime.engine.determinism import enable_determinism
     from carpool.runtime.process.worker_setup import check_training, enter_job_folder
     from carpool.runtime.worker.error_classifier import describe_error
 
-    os.setsid()
-    devnull = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(devnull, stream)
+    program = Program(**request.program)
+    set_process_name(f"check:{request.job}")
+    torch.set_num_threads(1)
     try:
         os.environ.update(program.environment)
         enable_determinism(deterministic=program.deterministic)
         enter_job_folder(program)
         check_training(program)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
-        send_frame(end, describe_error(raised).encode())
-    else:
-        send_frame(end, _OK)
-
-
-def main() -> int:
-    """``python -m carpool.runtime.process.entry_check PARENT SECONDS``: reads programs by job, writes errors by job."""
-    exit_with_parent(int(sys.argv[1]))
-    set_process_name("carpool-check")
-    programs = {job: Program.from_json(value) for job, value in json.load(sys.stdin).items()}
-    import torch
-
-    import carpool.runtime.process.worker_setup  # noqa: F401 - once, before all forks
-
-    torch.set_num_threads(1)
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimizer imports much of torch
-    entries = EntryChecks(programs)
-    entries.run(float(sys.argv[2]))
-    sys.stdout.write(json.dumps(entries.found))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return EntryChecked(describe_error(raised))
+    return EntryChecked()

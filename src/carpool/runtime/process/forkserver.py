@@ -3,7 +3,7 @@
 It is started by fork and exec, not by a plain fork of the executor: so it has none of the executor's descriptors,
 threads and event loop, and the executor itself does not import torch. It has a single thread and never initializes
 CUDA, which makes forking it safe. Every worker leads its own session and dies with the fork server, which dies with the
-executor and kills what workers have started.
+executor and kills what workers have started. It is launched before the executor imports its own modules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections import deque
@@ -25,15 +24,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from carpool.core.errors import CarpoolError
-from carpool.runtime.compat.allocator import hide_huge_pages, with_huge_pages
+from carpool.runtime.compat.allocator import hide_huge_pages
 from carpool.runtime.compat.process_lifetime import exit_with_parent, set_process_name, wait_for_exit
-from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, close_all, pair
+from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, close_all
+from carpool.runtime.process.launch import ONE_THREAD, Launched, launch_forkserver
 from carpool.runtime.process.protocol import Alive, Exited, Fork, Forked, SendSignal
 
 _START_S = 120.0  # importing torch from a cold disk is slow
 _STOP_S = 10.0
-# Libraries that would start threads when imported; workers set their number of threads themselves.
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class ForkServerDied(CarpoolError):
@@ -55,19 +53,12 @@ class ForkServer:
         self._on_death = on_death
         self._forks: deque[asyncio.Future[int]] = deque()
         self._stopping = False
+        self._listener: asyncio.Task[None] | None = None  # once it can fork
 
-    async def start(self) -> None:
-        ours, theirs = pair()
-        with theirs:
-            program = [sys.executable, "-P", "-m", "carpool.runtime.process.forkserver"]
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - exec takes a millisecond, and no thread may be started
-                [*program, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=with_huge_pages(os.environ) | dict.fromkeys(_ONE_THREAD, "1"),
-                process_group=0,  # Ctrl-C in the terminal is handled by the client
-            )
-        self._channel = AsyncChannel(ours)
+    async def start(self, launched: Launched | None = None) -> None:
+        """Wait until it can fork; without one that was launched earlier, launch it."""
+        self._process, end = launched or launch_forkserver()
+        self._channel = AsyncChannel(end)
         try:
             await asyncio.wait_for(self._channel.receive(), _START_S)
         except (Closed, TimeoutError) as error:
@@ -75,6 +66,9 @@ class ForkServer:
             raise ForkServerDied(
                 f"the fork server did not start: {error}. Its output is on the executor's stderr."
             ) from error
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
         self._listener = asyncio.create_task(self._listen())
 
     @property
@@ -83,7 +77,7 @@ class ForkServer:
 
     async def fork(self, channel: socket.socket, log: int | None = None) -> int:
         """Fork a worker on this end of a channel, which may be closed here afterwards; its pid."""
-        if self._stopping or self._listener.done():
+        if self._stopping or self._listener is None or self._listener.done():
             raise ForkServerDied("the fork server has exited")
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forks.append(answer)
@@ -98,12 +92,14 @@ class ForkServer:
         """Stop it and all its workers; returns when they have exited."""
         self._stopping = True
         self._channel.close()
+        if self._listener is None:
+            self._process.kill()  # it still imports torch, and has no workers
         try:
             await asyncio.wait_for(wait_for_exit(self._process), _STOP_S)
         except TimeoutError:
             self._process.kill()
         self._process.wait()
-        with contextlib.suppress(AttributeError):
+        if self._listener is not None:
             await self._listener
 
     async def _listen(self) -> None:
@@ -243,7 +239,7 @@ def _warm_up() -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"the fork server has {threads} threads and must not fork"
-    for name in _ONE_THREAD:
+    for name in ONE_THREAD:
         del os.environ[name]
     hide_huge_pages(os.environ)
 
@@ -252,12 +248,12 @@ def main() -> NoReturn:
     """``python -m carpool.runtime.process.forkserver FD PARENT``: serve the executor at the other end of FD."""
     exit_with_parent(int(sys.argv[2]), signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     set_process_name("carpool-forksrv")
     end = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(end.fileno(), False)
     channel = Channel(end)
-    _warm_up()
+    _warm_up()  # until then SIGTERM ends it at once: there are no workers to kill
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.freeze()  # workers share these pages; a collection would write to all of them
     with contextlib.suppress(Closed):  # the executor may have exited already; the server sees that too
         channel.send(Alive())

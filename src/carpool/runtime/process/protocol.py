@@ -2,7 +2,8 @@
 
 Lifecycle of a worker:
 
-0. A process may be started ahead of any job: `Prewarm`, answered by `Prewarmed`.
+0. A process may be started ahead of any job: `Prewarm`, answered by `Prewarmed`. Another one only calls a job's entry:
+   `CheckEntry`, answered by `EntryChecked`.
 1. `Begin` names the job; the worker loads the entry and answers `Ready`. If the job already has a state, `Load` passes
    it in a memory file or names a checkpoint; the answer is `Loaded`.
 2. `Proceed` starts an *epoch* of the process group: a fixed set of ranks and a fixed split of every step. A single rank
@@ -51,6 +52,21 @@ class Prewarm(Message):
     cores: tuple[int, ...] = ()
     heartbeat_s: float = 0.5
     environment: Mapping[str, str] = field(default_factory=dict)  # of its lane
+
+
+@dataclass(frozen=True, slots=True)
+class CheckEntry(Message):
+    """Call the entry of a job as its worker will do, before any job starts."""
+
+    job: str
+    program: dict[str, Any]  # fields of a Program
+
+
+@dataclass(frozen=True, slots=True)
+class EntryChecked(Message):
+    """The entry returned a valid training, or not."""
+
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from carpool.core.errors import CarpoolError
 from carpool.logs import log_event
 from carpool.runtime.process.channel import AsyncChannel, Closed, close_all, pair
 from carpool.runtime.process.forkserver import ForkServer, ForkServerDied
-from carpool.runtime.process.protocol import Begin, Exited, Message, Prewarm
+from carpool.runtime.process.launch import Launched
+from carpool.runtime.process.protocol import Begin, CheckEntry, Exited, Message, Prewarm
 
 WorkerKey = tuple[str, int]  # job and number of a worker
 MakeForkServer = Callable[[Callable[[Exited], object], Callable[[str], object]], ForkServer]
@@ -62,11 +63,22 @@ class WorkerPool:
         self._failures = 0
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why no fork server starts
 
-    async def start(self) -> None:
+    async def start(self, launched: Launched | None = None) -> None:
+        """Wait for the fork server; processes that were requested earlier are forked then."""
         forkserver = self._make_forkserver(self._on_worker_exit, self._on_forkserver_death)
-        await forkserver.start()
+        began = self._clock()
+        await forkserver.start(launched)
         self._forkserver = forkserver
         self._was_started.set()
+        log_event(_log, "forkserver_ready", seconds=round(self._clock() - began, 3))
+
+    def begin(self, launched: Launched | None = None) -> None:
+        """Start it in the background; `broken` is set if no fork server starts."""
+        self._restart = asyncio.create_task(self._begin(launched))
+
+    async def ready(self) -> None:
+        """Return when processes can be forked."""
+        await self._was_started.wait()
 
     def launch(self, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
         """Start a worker in a new process; its log and the other descriptors of `Begin` stay the caller's."""
@@ -74,6 +86,10 @@ class WorkerPool:
 
     def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None:
         self._start_process(key, prewarm)
+
+    def check(self, key: WorkerKey, request: CheckEntry, log: int) -> None:
+        """Start a process that calls an entry; its output goes to ``log``, which stays the caller's."""
+        self._start_process(key, request, log)
 
     def assign(self, prewarmed: WorkerKey, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
         process = self._processes[key] = self._processes.pop(prewarmed)
@@ -92,7 +108,10 @@ class WorkerPool:
         if process is None:
             return
         process.kill_requested = True
-        if process.pid and self._forkserver is not None and not process.exit.done():
+        if not process.pid and self._forkserver is None:  # nothing forks it any more
+            process.tasks[0].cancel()
+            self._set_exit(process, "it had not been started")
+        elif process.pid and self._forkserver is not None and not process.exit.done():
             self._forkserver.kill(process.pid, signal.SIGKILL)
 
     def without_heartbeat(self, seconds: float) -> list[WorkerKey]:
@@ -103,6 +122,7 @@ class WorkerPool:
         """Kill all processes; returns when they are gone."""
         if self._restart is not None:
             self._restart.cancel()
+            await asyncio.wait([self._restart])
         if self._forkserver is not None:
             await self._forkserver.stop()
         for process in self._processes.values():
@@ -111,7 +131,7 @@ class WorkerPool:
             process.channel.close()
 
     def _start_process(
-        self, key: WorkerKey, first: Begin | Prewarm, log: int | None = None, fds: Sequence[int] = ()
+        self, key: WorkerKey, first: Begin | Prewarm | CheckEntry, log: int | None = None, fds: Sequence[int] = ()
     ) -> None:
         ours, theirs = pair()
         process = _Process(key, AsyncChannel(ours), self._clock())
@@ -187,6 +207,12 @@ class WorkerPool:
             if process.pid:
                 self._set_exit(process, f"the fork server died: {reason}")
 
+    async def _begin(self, launched: Launched | None) -> None:
+        try:
+            await self.start(launched)
+        except ForkServerDied as error:
+            self._break(str(error))
+
     async def _replace(self, dead: ForkServer | None, reason: str) -> None:
         if dead is not None:
             await dead.stop()  # reaps it and frees its socket
@@ -200,10 +226,13 @@ class WorkerPool:
                 log_event(_log, "forkserver_restarted")
                 return
         error_text = f"{self._failures} fork servers died in a row; the last one: {reason}"
-        log_event(_log, "forkserver_unavailable", level=logging.ERROR, reason=error_text)
-        if not self.broken.done():
-            self.broken.set_result(error_text)
+        self._break(error_text)
         raise ForkServerDied(error_text)
+
+    def _break(self, reason: str) -> None:
+        log_event(_log, "forkserver_unavailable", level=logging.ERROR, reason=reason)
+        if not self.broken.done():
+            self.broken.set_result(reason)
 
 
 def _signal_name(number: int) -> str:

@@ -1,0 +1,59 @@
+"""Launches the executor and the fork server with nothing but the standard library imported.
+
+Importing torch is most of a start, so the fork server is launched before its parents import their own modules.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+EXECUTOR = "carpool.runtime.executor"
+_FORK_SERVER = "carpool.runtime.process.forkserver"
+# Libraries that would start threads when imported; workers set their number of threads themselves.
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+_PCI_BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as `use_pci_bus_order`, whose module imports much more
+
+
+class Launched(NamedTuple):
+    """A child process and this side's end of its socket."""
+
+    process: subprocess.Popen[bytes]
+    end: socket.socket
+
+    def kill(self) -> None:
+        """End the process at once; its children exit with it."""
+        self.end.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def launch_executor(environment: Mapping[str, str]) -> Launched:
+    """Launch an executor that exits with this process, with additional variables."""
+    return _launch(EXECUTOR, {**os.environ, **environment})
+
+
+def launch_forkserver() -> Launched:
+    """Launch a fork server that exits with this process."""
+    from carpool.runtime.compat.allocator import with_huge_pages
+
+    more = {**dict.fromkeys(ONE_THREAD, "1"), **_PCI_BUS_ORDER}
+    return _launch(_FORK_SERVER, with_huge_pages(os.environ) | more)
+
+
+def _launch(module: str, environment: Mapping[str, str]) -> Launched:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            process_group=0,  # Ctrl-C in the terminal is handled by the client
+        )
+    return Launched(process, ours)
