@@ -112,7 +112,7 @@ def _fit(choice: Choices, surplus: Floats, needs: Floats, supply: Floats) -> Flo
     losses = (surplus[jobs, choice[jobs]] - worth) / is_short[choice[jobs]]
     amounts, room = needs.tolist(), left.tolist()
     who, options, kept = jobs.tolist(), instead.tolist(), (worth > 0.0).tolist()
-    for place in np.argsort(losses, kind="stable").tolist():
+    for place in np.lexsort((-jobs, losses)).tolist():  # of equal losses the last job's first
         job, option = who[place], options[place]
         has = amounts[choice[job]]
         if not any(need > 0.0 > there for need, there in zip(has, room, strict=True)):

@@ -38,6 +38,7 @@ _FINE = 12  # bisections along a direction
 _LARGE = 50_000  # jobs × options
 _SMALL = 5_000  # jobs × options, below which one block is faster
 _NEVER = 1e-30  # least rate
+_DIGITS = 9  # of a figure's logarithm that tell jobs apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +179,21 @@ def _blocks(rates: Floats, per_unit: Floats, weights: Floats) -> list[_Block]:
 def ends(bills: Floats, weights: Floats, replaced: Floats | float = 0.0) -> Floats:
     """ρ: the part of all weight that remains when each job ends, if jobs end in the order of their bills.
 
-    `replaced` [job] is the part of the jobs completed by then that arrivals have replaced.
+    Of equal bills the first ends first. `replaced` [job] is the part of the jobs completed by then that arrivals have
+    replaced.
     """
-    order = np.argsort(-bills, kind="stable")
+    order = last_to_first(bills)
     longer = np.empty(len(bills))
     longer[order] = np.cumsum(weights[order]) - weights[order]
     shorter = weights.sum() - longer - weights
     return np.asarray((longer + replaced * shorter) / weights.sum())
+
+
+def last_to_first(figures: Floats) -> Places:
+    """Rows by descending figure, the last row first of those that are equal up to rounding."""
+    with np.errstate(divide="ignore"):
+        alike = np.round(np.log(figures), _DIGITS)
+    return np.asarray(np.argsort(alike, kind="stable")[::-1])
 
 
 _INTERVALS = 12
