@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from typing import Any
+from typing import Any, TypeVar
 
 from carpool.core.model import Job, JobId, JobSpec, Kind, Phase
 
 Demand = tuple[int, tuple[Kind, ...]]  # devices and types: jobs of equal demand fit alike
 Entry = tuple[Any, int, JobId]  # (the policy's key, order of submission, job)
+
+T = TypeVar("T")
 
 _CHUNK = 512
 
@@ -252,6 +254,29 @@ def demand_of(job: Job) -> Demand:
     """What must be free for the job to start with the devices it requests."""
     spec = job.spec
     return (spec.devices, spec.kinds)
+
+
+def twin_key(job: Job) -> Hashable:
+    """Equal for jobs that differ in nothing but their names, owners and order of submission."""
+    spec = job.spec
+    devices = (spec.devices, spec.min_devices, spec.max_devices, spec.kinds, spec.exact)
+    program = (spec.model, spec.work, spec.batch_size, spec.batch_range, spec.memory_bytes, spec.resumable)
+    resources = (spec.cpus, spec.ram_bytes, spec.disk_bytes)
+    importance = (spec.weight, spec.priority, spec.deadline_s)
+    return devices, program, resources, importance, job.desired, job.done, job.service, job.lane
+
+
+def in_submission_order(jobs: Sequence[Job], results: Sequence[T], key: Callable[[T], Any]) -> list[T]:
+    """Results of a plan, exchanged among twins so that the twin submitted first has the result of least key."""
+    twins: dict[Hashable, list[int]] = {}
+    for place, job in enumerate(jobs):
+        twins.setdefault(twin_key(job), []).append(place)
+    found = list(results)
+    for places in twins.values():
+        places.sort(key=lambda place: jobs[place].seq)
+        for place, result in zip(places, sorted([results[place] for place in places], key=key), strict=True):
+            found[place] = result
+    return found
 
 
 _Array = tuple[str, str]  # user and name

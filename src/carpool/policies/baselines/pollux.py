@@ -23,6 +23,7 @@ from carpool.core.errors import InputError
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.placement import lowest, merge_runs
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.queue import in_submission_order
 from carpool.core.topology import Node
 from carpool.policies.estimator_queries import goodputs, kind_held, kinds_of, rate_on
 from carpool.policies.registry import register
@@ -241,6 +242,7 @@ class Pollux(Policy):
         options = [self._options(view, kind, job, pasts[job.id], sizes, len(jobs)) for job in jobs]
         stakes = [self._stake(view, job, pasts[job.id], choice) for job, choice in zip(jobs, options, strict=True)]
         rows = search(sizes, stakes, Random(f"{self.seed}/{kind}/{view.at}"), self.iterations)
+        rows = in_submission_order(jobs, rows, lambda row: -_width(row))
         goals = []
         for job, stake, choice, row in zip(jobs, stakes, options, rows, strict=True):
             batches = choice.spread_batches if len(row) > 1 else choice.local_batches
@@ -328,7 +330,7 @@ def _sizes(view: Snapshot, kind: Kind) -> list[int]:
         0
         if node.id in occupancy.lost
         else sum([len(bank.devices) for bank in node.banks if bank.kind == kind])
-        - sum(occupancy.is_foreign(device) for device in occupancy.foreign_devices if _is_of(view, device, node, kind))
+        - sum(_is_of(view, device, node, kind) for device in occupancy.withheld_devices)
         for node in view.cluster.nodes
     ]
 

@@ -10,7 +10,7 @@ from carpool.core.errors import InputError
 from carpool.core.model import Job
 from carpool.core.placement import placement_rule
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.core.queue import Entry
+from carpool.core.queue import Entry, in_submission_order
 from carpool.policies.baselines.preemption import among, preempt
 from carpool.policies.estimator_queries import best_rate, by_rate, seconds_left
 from carpool.policies.registry import register
@@ -80,7 +80,9 @@ class Themis(Policy):
         worst_first = sorted(jobs, key=lambda job: (-rho[job.id], job.seq))
         offered = ceil(self.fraction * len(jobs))
         first = sorted(worst_first[:offered], key=lambda job: (-price[job.id], job.seq))
-        return {job.id: rank for rank, job in enumerate([*first, *worst_first[offered:]])}
+        ordered = [*first, *worst_first[offered:]]
+        ranks = in_submission_order(ordered, range(len(ordered)), key=int)
+        return {job.id: rank for job, rank in zip(ordered, ranks, strict=True)}
 
     def _is_over(self, view: Snapshot, job: Job) -> bool:
         leases = (view.at - job.since) / self.lease_s

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, DeviceId, Job, JobId
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.queue import in_submission_order
 from carpool.policies.gavel.rounds import capacity_of
 from carpool.policies.hare.policy import demand_of
 from carpool.policies.hare.relaxation import solve
@@ -52,7 +53,8 @@ class HareLiteral(Policy):
             return {}
         found = solve(demand, self.intervals)
         middle = found.mean_s + demand.shortest_s / 2.0 if found.optimal else demand.work / demand.weights
-        return {job.id: float(at) for job, at in zip(jobs, middle, strict=True)}
+        at = in_submission_order(jobs, middle.tolist(), float)
+        return {job.id: when for job, when in zip(jobs, at, strict=True)}
 
 
 def _free(draft: Draft, job: Job) -> list[DeviceId]:

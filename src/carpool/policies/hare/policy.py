@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from operator import neg
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from carpool.core.errors import InputError, Overbooked
 from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.placement import consolidated, pooled
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.queue import in_submission_order
 from carpool.policies.estimator_queries import rate_on
 from carpool.policies.gavel.rounds import capacity_of
 from carpool.policies.hare.device_allocation import Bid, Counts, DeviceAllocator, DeviceCounts, GapFill, held_counts
@@ -209,11 +211,12 @@ def _bids(
     view: Snapshot, jobs: Sequence[Job], demand: Demand, beliefs: Beliefs, capacity: Mapping[Kind, int]
 ) -> list[Bid]:
     bids: list[Bid] = []
-    for place, worth in enumerate(beliefs.worths(view.at, jobs, demand)):
+    worths = [float(worth) for worth in beliefs.worths(view.at, jobs, demand)]
+    for place, worth in enumerate(in_submission_order(jobs, worths, key=neg)):
         job = jobs[place]
         speeds = {kind: float(s) for kind, s in zip(capacity, demand.speeds[place], strict=True) if s > 0.0}
         widths = {kind: min(job.spec.widest, capacity[kind]) for kind in speeds}
-        bids.append(Bid(job, float(worth), speeds, widths))
+        bids.append(Bid(job, worth, speeds, widths))
     return bids
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import ClassVar, NamedTuple
@@ -11,6 +11,7 @@ from carpool.core.draft import Draft
 from carpool.core.errors import InputError
 from carpool.core.model import Allocation, DeviceId, Job, JobId, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.queue import twin_key
 from carpool.core.topology import Placement
 from carpool.policies.estimator_queries import memory_of, worth_of_step
 from carpool.policies.iadeep.batch_tuning import BatchTuning, best_alone, is_tunable
@@ -201,8 +202,17 @@ class IADeep(Policy):
             return
         rooms, queue = ShareableDevices(draft, self.most), _Queue(draft, flow)
         jobs = self._in_turn(draft, flow)[: self.window]
-        starts = []
-        for start in admit(draft, rooms, jobs, lambda job: self._join(draft, flow, rooms, queue, job)):
+        starts, refused = [], set[Hashable]()
+
+        def join(job: Job) -> Allocation | None:
+            """Like `_join`, but no job overtakes a twin that was refused."""
+            twins = twin_key(job)
+            found = None if twins in refused else self._join(draft, flow, rooms, queue, job)
+            if found is None:
+                refused.add(twins)
+            return found
+
+        for start in admit(draft, rooms, jobs, join):
             queue.refresh(*start.allocation.devices())
             starts.append(start)
         yield from describe_starts(starts)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import neg
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from carpool.core.errors import InputError
 from carpool.core.estimates import Estimate
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.queue import in_submission_order
 from carpool.policies.elastic_allocation import DeviceSplit, Floats, best_deal, elastic_split, resize
 from carpool.policies.estimator_queries import devices_in_use_or_free, kind_held, kinds_of, rate_on
 from carpool.policies.registry import register
@@ -120,6 +122,7 @@ class LossPhase(Policy):
         now = found.value(tables, held) if sum(held) <= num_devices else 0.0
         better = found.value(tables, found.counts) > (1.0 + self.stickiness) * now
         counts = found.counts if better else held
+        counts = in_submission_order([stake.job for stake in stakes], counts, key=neg)
         for stake, count in zip(stakes, counts, strict=True):
             if not count:
                 draft.release(stake.job)

@@ -17,12 +17,16 @@ Choices = NDArray[np.intp]  # [job]: its option, or NONE
 
 NONE = -1
 _STEPS = 1_500_000  # budget of the exact part
+_CORE = 64  # most jobs of the exact part
 _PASSES = 6  # of filling up
 _TINY = 1e-12  # least price
 
 
 def solve_knapsack(values: Floats, needs: Floats, supply: Floats, prices: Floats) -> Choices:
     """The option of each job; `values` [job, option] are 0 where impossible, `needs` [option, kind] are integers."""
+    wanted = _best_of_all(values)
+    if (needs[wanted[wanted != NONE]].sum(axis=0) <= supply).all():
+        return wanted  # nothing is scarce
     costs = needs @ prices
     surplus = np.where(values > 0.0, values - costs, -np.inf)
     choice, gaps = _at_prices(surplus)
@@ -36,6 +40,12 @@ def solve_knapsack(values: Floats, needs: Floats, supply: Floats, prices: Floats
         left = room - needs[[option for option in choice[core] if option != NONE]].sum(axis=0)
         _fill(choice, left, values, needs, prices)
     return choice
+
+
+def _best_of_all(values: Floats) -> Choices:
+    """Each job's option of highest value."""
+    best = values.argmax(axis=1)
+    return np.where(values[np.arange(len(values)), best] > 0.0, best, NONE).astype(np.intp)
 
 
 def exact(values: Floats, needs: Floats, supply: Floats) -> Choices:
@@ -112,7 +122,7 @@ def _fit(choice: Choices, surplus: Floats, needs: Floats, supply: Floats) -> Flo
     losses = (surplus[jobs, choice[jobs]] - worth) / is_short[choice[jobs]]
     amounts, room = needs.tolist(), left.tolist()
     who, options, kept = jobs.tolist(), instead.tolist(), (worth > 0.0).tolist()
-    for place in np.argsort(losses, kind="stable").tolist():
+    for place in np.lexsort((-jobs, losses)).tolist():  # of equal losses the last job's first
         job, option = who[place], options[place]
         has = amounts[choice[job]]
         if not any(need > 0.0 > there for need, there in zip(has, room, strict=True)):
@@ -161,7 +171,7 @@ def _fill(choice: Choices, left: Floats, values: Floats, needs: Floats, prices: 
 def _core(gaps: Floats, values: Floats, needs: Floats, supply: Floats) -> Choices:
     """The jobs nearest to the margin, as many as the exact solution can afford."""
     order = np.argsort(gaps, kind="stable")
-    num = len(order)
+    num = min(len(order), _CORE)
     options = max(1, int(np.count_nonzero(values, axis=1).max(initial=0)))
     widest = needs.max(axis=0)
     while num > 1:

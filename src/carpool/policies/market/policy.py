@@ -2,134 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
+from carpool.core.constraints.pinned_jobs import is_pinned
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.model import Allocation, Job
+from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups
+from carpool.policies.market.explain import Quote, explain_job, explain_prices
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
-from carpool.policies.market.menu import GrowthLimits, Menu, build_menu, shape_of
+from carpool.policies.market.menu import GrowthLimits, Menu, build_menu
 from carpool.policies.market.placement import place_all
-from carpool.policies.market.policy_memory import EstimateCache, Offer, PolicyMemory
+from carpool.policies.market.policy_memory import EstimateCache, PolicyMemory
 from carpool.policies.market.prices import Floats, Market, ends, relative_prices
+from carpool.policies.market.uncontended import plan_uncontended
 from carpool.policies.registry import register
-
-
-class Quote(NamedTuple):
-    """A menu with its prices."""
-
-    menu: Menu
-    market: Market
-    prices: Floats  # [kind]
-    worths: Floats  # [job]: λ
-
-
-_ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-_NAMED = 3  # jobs that an explanation names
-_LEAST_PRICE = 1e-4  # below, a price is shown as 0
-
-
-def explain_job(quote: Quote, job: Job, holding: Callable[[Job], Allocation | None]) -> str:
-    """Why a job waits, or holds what `holding` says, at the current prices."""
-    menu = quote.menu
-    row = next(row for row, other in enumerate(menu.jobs) if other.id == job.id)
-    held = holding(job)
-    if held is None:
-        return _explain_waiting(quote, row, holding)
-    words = _explain_holding(quote, row, shape_of(menu.cluster, held))
-    if held.batch_size not in (0, job.spec.batch_size):
-        words += f"; batch size {held.batch_size}"
-    return words if held.fractions == (1.0,) else f"{words}; shares its devices"
-
-
-def _explain_prices(quote: Quote) -> str:
-    """Such as ``one more V100 would save 0.04 s per second, one more K80 0.01 s``."""
-    kinds = zip(quote.menu.cluster.kinds, quote.prices.tolist(), strict=True)
-    priced = [(kind, _price(price)) for kind, price in kinds if price >= _LEAST_PRICE]
-    if not priced:
-        return "more devices would not help"
-    (kind, price), *others = priced
-    listed = [f"one more {kind} would save {price} s per second"]
-    return ", ".join([*listed, *[f"one more {kind} {price} s" for kind, price in others]])
-
-
-def _explain_holding(quote: Quote, row: int, offer: Offer) -> str:
-    """Such as ``holds 3 V100 (each would save other jobs 0.04 s per second); a fourth would save it 210 s and …``."""
-    menu, market = quote.menu, quote.market
-    kind, count = offer.groups[0]
-    price = float(quote.prices[menu.cluster.kinds.index(kind)])
-    others = f"{'each' if count > 1 else 'it'} would save other jobs {_price(price)} s per second"
-    words = f"holds {offer.words()} ({others if price >= _LEAST_PRICE else 'no other job needs more'})"
-    column = menu.offers.index(offer)
-    more = _next_larger(menu, row, offer)
-    if more is None or not menu.rates[row, column]:
-        return words
-    now_s, then_s = market.work[row] * market.per_unit[row, [column, more]]
-    saved = float(market.weights[row] * (now_s - then_s))
-    extra = menu.offers[more].width
-    cost = max(0.0, price * (extra * then_s - count * now_s))
-    which = f"a {_ORDINALS[extra]}" if extra == count + 1 and extra < len(_ORDINALS) else f"{extra - count} more"
-    if saved <= 0.0:
-        return f"{words}; {which} would not make it faster"
-    return f"{words}; {which} would save it {_seconds(saved)} and cost other jobs {_seconds(cost)}"
-
-
-def _explain_waiting(quote: Quote, row: int, holding: Callable[[Job], Allocation | None]) -> str:
-    """Such as ``waits for 2 V100 held by a: each would save this job 0.4 s per second of use, but other jobs …``."""
-    menu = quote.menu
-    costs = menu.needs @ quote.prices
-    worth = quote.worths[row] * menu.rates[row]
-    if not worth.any():
-        return "waits: no device in the cluster can run it"
-    best = int(np.where(worth > 0.0, worth - costs, -np.inf).argmax())
-    offer = menu.offers[best]
-    price, own = costs[best] / offer.width, worth[best] / offer.width
-    saving = f"{'each' if offer.width > 1 else 'it'} would save this job {_price(own)} s per second of use"
-    but = "no fitting devices are free now" if own >= price else f"other jobs {_price(price)} s"
-    return f"waits for {offer.words()}{_holders(menu, offer, holding)}: {saving}, but {but}"
-
-
-def _holders(menu: Menu, offer: Offer, holding: Callable[[Job], Allocation | None]) -> str:
-    """Such as `` held by a, b, c and 2 more``: the jobs on devices of the offer's types."""
-    kinds = {kind for kind, _ in offer.groups}
-    held = [(job, shape_of(menu.cluster, own)) for job in menu.jobs if (own := holding(job)) is not None]
-    names = [job.id for job, shape in held if kinds & {kind for kind, _ in shape.groups}]
-    if len(names) > _NAMED:
-        return f" held by {', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
-    return f" held by {' and '.join(names)}" if names else ""
-
-
-def _price(price: float) -> str:
-    """Weighted seconds of completion time per device-second."""
-    return f"{price:.3g}" if price >= _LEAST_PRICE else "0"
-
-
-def _next_larger(menu: Menu, row: int, offer: Offer) -> int | None:
-    """The next larger offer of the same device type that the job could use."""
-    if len(offer.groups) > 1:
-        return None
-    kind = offer.groups[0][0]
-    larger = [
-        (other.width, column)
-        for column, other in enumerate(menu.offers)
-        if len(other.groups) == 1
-        and other.groups[0][0] == kind
-        and other.width > offer.width
-        and menu.rates[row, column] > 0.0
-    ]
-    return min(larger)[1] if larger else None
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 10.0 or seconds == 0.0 else f"{seconds:.2g} s"
-
 
 _WITH_GROUPS = 0.6  # how far prices may fall because jobs share devices
 _ROUNDS = 2  # of prices and the order of completion, which depend on each other
@@ -189,6 +82,8 @@ class Carpool(Policy):
             )
 
     def plan(self, view: Snapshot) -> Plan:
+        if self.lengths == "known" and (simple := plan_uncontended(view)) is not None:
+            return simple
         memory = PolicyMemory.of(view)
         before = memory.outlook
         quote = self._quote(view, memory)
@@ -294,9 +189,10 @@ class Carpool(Policy):
         return values, stays
 
     def _moves_s(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
-        """[job]: seconds that a move costs; irrelevant for jobs that hold nothing."""
+        """[job]: seconds that a move costs, lost work included; irrelevant for jobs that hold nothing."""
         known = [None if job.desired is None else view.estimates.move_s(job.spec) for job in jobs]
-        return np.array([self.move_s if seconds is None else seconds for seconds in known])
+        lost = [view.at - job.since if is_pinned(job) else 0.0 for job in jobs]
+        return np.array([self.move_s if seconds is None else seconds for seconds in known]) + lost
 
     def _wake_at(self, view: Snapshot, quote: Quote) -> float:
         """Plan again after a fifth of the shortest remaining time: estimates may have changed by then."""
@@ -312,7 +208,7 @@ class Carpool(Policy):
         changed = sorted([jobs[name] for name in changes], key=lambda job: job.seq)
         explained = changed if len(changed) <= _EXPLAINED else []
         words = [f"{job.id} {explain_job(quote, job, draft.holding)}" for job in explained]
-        return "; ".join([f"{runs} of {len(menu.jobs)} jobs run", _explain_prices(quote), *words])
+        return "; ".join([f"{runs} of {len(menu.jobs)} jobs run", explain_prices(quote), *words])
 
 
 def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Floats, Floats]:

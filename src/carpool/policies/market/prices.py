@@ -37,7 +37,9 @@ _LITTLE = (1.2,)  # error factor of a known direction of prices
 _FINE = 12  # bisections along a direction
 _LARGE = 50_000  # jobs × options
 _SMALL = 5_000  # jobs × options, below which one block is faster
+_ABOVE = 1.0 + 1e-9  # a price at which the job at the margin prefers nothing, despite rounding
 _NEVER = 1e-30  # least rate
+_DIGITS = 9  # of a figure's logarithm that tell jobs apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Market:
         (`along`), each type moves little: then one may be preferred beyond its supply, by jobs that rather wait
         for it.
         """
+        if self._is_rigid:
+            return self._clear_rigid(parts)
         factors, steps = (_ROUGHLY, _FEW) if self.is_large else (_CLOSER, _MANY)
         if along is not None:
             found, factors, steps = self._level(parts, along / along.max(), near), _LITTLE, _FEW
@@ -101,12 +105,31 @@ class Market:
             found = near
         else:
             most = np.full(len(self.supply), 2.0 * self.weights.sum())
-            found = self._bisect(parts, most * 2.0**-_OCTAVES, most, _COARSE)
+            least = most * 2.0**-_OCTAVES
+            if (self.taken(least, parts) <= self.supply).all():
+                return least  # nothing is scarce
+            found = self._bisect(parts, least, most, _COARSE)
         for factor in factors:
             for kind in range(len(self.supply)):
                 around = np.where(np.arange(len(self.supply)) == kind, factor, 1.0)
                 found = self._bisect(parts, found / around, found * around, steps)
         return found
+
+    @property
+    def _is_rigid(self) -> bool:
+        """Whether there is one device type and no job has a choice of sizes."""
+        return len(self.supply) == 1 and bool((np.count_nonzero(self.rates, axis=1) <= 1).all())
+
+    def _clear_rigid(self, parts: Floats) -> Floats:
+        """The clearing price of a rigid market: job j prefers its c devices while μ·c·(1 − ρ_j) is below w_j."""
+        able = np.flatnonzero(self.rates.any(axis=1))
+        counts = self.needs[self.rates[able].argmax(axis=1), 0]
+        with np.errstate(divide="ignore"):
+            limits = self.weights[able] / (counts * (1.0 - parts[able]))
+        order = np.argsort(-limits, kind="stable")
+        beyond = np.flatnonzero(np.cumsum(counts[order]) > self.supply[0])
+        least = 2.0 * self.weights.sum() * 2.0**-_OCTAVES
+        return np.array([limits[order[beyond[0]]] * _ABOVE if len(beyond) else least])
 
     def _level(self, parts: Floats, along: Floats, near: Floats | None) -> Floats:
         """The lowest prices in one direction at which total demand is worth no more than total supply."""
@@ -178,13 +201,21 @@ def _blocks(rates: Floats, per_unit: Floats, weights: Floats) -> list[_Block]:
 def ends(bills: Floats, weights: Floats, replaced: Floats | float = 0.0) -> Floats:
     """ρ: the part of all weight that remains when each job ends, if jobs end in the order of their bills.
 
-    `replaced` [job] is the part of the jobs completed by then that arrivals have replaced.
+    Of equal bills the first ends first. `replaced` [job] is the part of the jobs completed by then that arrivals have
+    replaced.
     """
-    order = np.argsort(-bills, kind="stable")
+    order = last_to_first(bills)
     longer = np.empty(len(bills))
     longer[order] = np.cumsum(weights[order]) - weights[order]
     shorter = weights.sum() - longer - weights
     return np.asarray((longer + replaced * shorter) / weights.sum())
+
+
+def last_to_first(figures: Floats) -> Places:
+    """Rows by descending figure, the last row first of those that are equal up to rounding."""
+    with np.errstate(divide="ignore"):
+        alike = np.round(np.log(figures), _DIGITS)
+    return np.asarray(np.argsort(alike, kind="stable")[::-1])
 
 
 _INTERVALS = 12

@@ -1,0 +1,47 @@
+"""Plans without a market: no job has a choice, and all that wait fit on free devices."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from carpool.core.draft import Draft
+from carpool.core.model import Job
+from carpool.core.policy import Plan, Snapshot
+from carpool.core.topology import Cluster
+
+
+def plan_uncontended(view: Snapshot) -> Plan | None:
+    """Start every waiting job; None if some job has a choice or does not fit.
+
+    A choice is another number or type of devices, another batch size, a neighbour to leave, or devices on fewer nodes.
+    """
+    occupancy = view.occupancy
+    if len(view.cluster.kinds) != 1 or occupancy.is_shared or len(view.waiting) > occupancy.num_free:
+        return None
+    if not all(_keeps(view.cluster, job) for job in view.running()):
+        return None
+    waiting = [view.jobs[name] for name in view.waiting]
+    if not waiting:
+        return Plan.NOTHING
+    if not all(_is_rigid(job) for job in waiting) or sum(job.spec.devices for job in waiting) > occupancy.num_free:
+        return None
+    draft = Draft(view)
+    for job in sorted(waiting, key=lambda job: (-job.spec.devices, job.seq)):
+        if not draft.place(job):
+            return None
+    return draft.finish(f"{len(view.running_jobs) + len(waiting)} jobs run; devices are free for all that waited")
+
+
+def _is_rigid(job: Job) -> bool:
+    spec = job.spec
+    return spec.narrowest == spec.widest and spec.batch_range is None
+
+
+def _keeps(cluster: Cluster, job: Job) -> bool:
+    """Whether a running job would keep exactly the devices it holds."""
+    held = job.desired
+    if held is None or held.fractions != (1.0,) or not _is_rigid(job):
+        return False
+    if len(held.shares) == 1:
+        return True
+    return len(cluster.groups_of(held)) <= ceil(held.num_devices / cluster.node_size[cluster.kinds[0]])
