@@ -23,10 +23,10 @@ from carpool.runtime.compat.process_lifetime import ProcessHandle
 from carpool.runtime.executor.client_protocol import (
     ExecutorOptions,
     Inventory,
+    checked_report_from_json,
     inventory_from_json,
     json_line,
     order_to_json,
-    report_from_json,
 )
 from carpool.runtime.executor.reports import Gone, Receipts, Report
 
@@ -286,7 +286,7 @@ class ExecutorClient:
             if value is None:
                 self._gone = Gone(await self._wait_for_exit())
             elif "number" in value and self._receipts.is_new(value.pop("number")):
-                return report_from_json(value)
+                return checked_report_from_json(value)
         return self._gone
 
     async def stop(self, *, checkpoint: bool) -> None:

@@ -45,6 +45,7 @@ from carpool.service.daemon.profile_store import ProfileSource, ProfileStore, Sh
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.daemon.record_log import RecordLog
 from carpool.service.daemon.recovery import (
+    Salvage,
     StateObservers,
     is_ahead,
     newest_policy,
@@ -114,6 +115,7 @@ class DaemonInstance:
         self.store = store
         self.notices: list[str] = [*store.findings.messages()]  # what the start found, for the operator
         self._first: list[Fact] = []
+        self._salvage = Salvage()
         self.scheduler, estimator, folded = self._recovered_scheduler()
         self.calendar = TimeBase(store.begun_at)
         cluster = self.scheduler.cluster
@@ -125,7 +127,8 @@ class DaemonInstance:
             EventLog(EventFeed(store.mark.epoch + 1), self.calendar.unix),
             learner,
         )
-        self.recovered = recover_observers(store, self.scheduler, self.observers, folded, observers)
+        self.recovered = recover_observers(store, self.scheduler, self.observers, folded, observers, self._salvage)
+        self._quarantine_unusable()
         self.observers.events.feed.end_replay()
         self._folder = folder
         self._job_files = JobFileWriter(folder)
@@ -217,12 +220,19 @@ class DaemonInstance:
             cluster, self._policy(), estimator=estimator, find_policy=options.find_policy, fallback=fallback
         )
         estimator.has_company = colocation_check(scheduler)
-        folded = recover_scheduler(self.store, scheduler)
+        folded = recover_scheduler(self.store, scheduler, self._salvage)
         estimator.cluster = scheduler.cluster
         log_event(_log, "store_opened", folder=str(self.store.folder), records=folded, jobs=len(scheduler.jobs))
         for finding in self.notices:
             log_event(_log, "store_finding", level=logging.WARNING, finding=finding)
         return scheduler, estimator, folded
+
+    def _quarantine_unusable(self) -> None:
+        """Fail the jobs of which the journal holds values that cannot be used, and tell the operator."""
+        self._first += self._salvage.failures(self.scheduler.jobs)
+        for finding in self._salvage.messages():
+            log_event(_log, "store_finding", level=logging.WARNING, finding=finding)
+            self.notices.append(finding)
 
     def _policy(self) -> Policy:
         """The last policy in the journal; a fact replaces it where another one is wanted or it cannot be loaded."""

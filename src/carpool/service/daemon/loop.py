@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import report_to_json
-from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report, Sized, Told
+from carpool.runtime.executor.reports import Facts, Gone, InvalidReport, Outcome, Report, Sized, Told
 from carpool.service.daemon.policy_guard import PlanningBudget
 from carpool.service.store.store import CommitMark, ExecutorMark, Store, snapshot_text
 
@@ -252,11 +252,18 @@ class DaemonLoop:
         for each in held:
             self._keep_report(at, each)
         if isinstance(report, Facts):
-            if facts := self._executors.current(name, report.facts):
+            if facts := [*self._executors.current(name, report.facts), *self._failures(report.invalid)]:
                 self._handle(facts, carry=carry)
             self._hooks.on_report(at, report)
         else:
             self._keep_report(at, report)
+
+    def _failures(self, invalid: Sequence[InvalidReport]) -> Iterator[Fact]:
+        """End the jobs that invalid reports are about."""
+        for job, reason in invalid:
+            log_event(_log, "report_refused", level=logging.ERROR, job=job, reason=reason)
+            if job in self._scheduler.jobs:
+                yield JobFailed(job, self._scheduler.jobs[job].generation, reason)
 
     def _keep_report(self, at: float, report: Report) -> None:
         self._store.add_report(at, report_to_json(report))

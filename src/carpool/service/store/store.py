@@ -15,10 +15,21 @@ from zlib import crc32
 
 from carpool.backends.executors import LOCAL
 from carpool.core.errors import JournalError
-from carpool.core.journal import Header, header_from_json, header_to_json, record_from_json, record_to_json
+from carpool.core.journal import (
+    UNUSABLE,
+    Header,
+    SkippedItem,
+    header_from_json,
+    header_to_json,
+    record_from_json,
+    record_to_json,
+    salvage_record,
+    skipped_item,
+)
 from carpool.core.messages import JobSubmitted, Record
 from carpool.core.model import JobId
 from carpool.core.state.state_snapshot import StateSnapshot, snapshot_from_json, snapshot_to_json
+from carpool.core.typed_fields import Amount, decode_value
 from carpool.service.store.accept_log import AcceptLog, LogLine, read_log
 from carpool.service.store.database import MIGRATIONS, Database
 from carpool.service.store.integrity import IntegrityReport, StoreContents, find_lost_records, read_store
@@ -57,14 +68,16 @@ class CommitMark(NamedTuple):
     def from_json(cls, value: Any) -> CommitMark:
         """The inverse of `to_json`; before store version 2 a mark was ``[epoch, life, heard]`` of one executor."""
         if isinstance(value, list):
-            return cls(value[0], {LOCAL: ExecutorMark(*value[1:])})
-        return cls(value["epoch"], {name: ExecutorMark(*mark) for name, mark in value["executors"].items()})
+            epoch, *mark = decode_value(tuple[int, int, int], value, "CommitMark.epoch")
+            return cls(epoch, {LOCAL: ExecutorMark(*mark)})
+        epoch = decode_value(int, value["epoch"], "CommitMark.epoch")
+        return cls(epoch, decode_value(Mapping[str, ExecutorMark], value["executors"], "CommitMark.executors"))
 
 
 class StoredReport(NamedTuple):
     """A report other than facts that came before a record, as JSON values."""
 
-    at: float
+    at: Amount
     report: Mapping[str, Any]
 
 
@@ -75,6 +88,7 @@ class StoredSnapshot(NamedTuple):
     state: StateSnapshot
     details: Details  # of the jobs that are not over
     mark: CommitMark = CommitMark()
+    skipped: tuple[SkippedItem, ...] = ()  # jobs with values that cannot be used
 
 
 class StoredRecord(NamedTuple):
@@ -85,6 +99,7 @@ class StoredRecord(NamedTuple):
     details: Details  # of the jobs it submits
     reports: tuple[StoredReport, ...] = ()
     mark: CommitMark = CommitMark()
+    skipped: tuple[SkippedItem, ...] = ()  # parts of it that cannot be used
 
 
 class _Files(NamedTuple):
@@ -322,11 +337,19 @@ def read_records(folder: Path) -> tuple[Header, list[Record]]:
 
 
 def parse_entry(line: LogLine) -> StoredRecord:
-    """The record of a sound line."""
-    body = json.loads(line.body)
-    reports = tuple(StoredReport(at, report) for at, report in body.get("notes", ()))
-    mark = CommitMark.from_json(body["mark"]) if "mark" in body else CommitMark()
-    return StoredRecord(line.number, record_from_json(body["record"]), body.get("details", {}), reports, mark)
+    """The record of a sound line; values that cannot be used are left out and listed."""
+    try:
+        body = json.loads(line.body)
+        reports = decode_value(tuple[StoredReport, ...], body.get("notes", ()), "record.notes")
+        mark = CommitMark.from_json(body["mark"]) if "mark" in body else CommitMark()
+        details = decode_value(Mapping[str, Mapping[str, Any]], body.get("details", {}), "record.details")
+    except UNUSABLE as error:
+        return StoredRecord(line.number, Record(0.0, ()), {}, skipped=(skipped_item("", error),))
+    try:
+        return StoredRecord(line.number, record_from_json(body["record"]), details, reports, mark)
+    except UNUSABLE:
+        record, skipped = salvage_record(body.get("record"))
+        return StoredRecord(line.number, record, details, reports, mark, tuple(skipped))
 
 
 def _oldest(database: Database, lines: Mapping[int, LogLine]) -> int:
@@ -373,14 +396,17 @@ def _snapshot_to_json(kept: StoredSnapshot) -> dict[str, Any]:
 
 def _snapshot_from_json(value: dict[str, Any]) -> StoredSnapshot:
     mark = CommitMark.from_json(value["mark"]) if "mark" in value else CommitMark()
-    return StoredSnapshot(value["number"], snapshot_from_json(value["balance"]), value["details"], mark)
+    skipped: list[SkippedItem] = []
+    state = snapshot_from_json(value["balance"], skipped)
+    return StoredSnapshot(value["number"], state, value["details"], mark, tuple(skipped))
 
 
 def _newest_snapshot(database: Database, head: JournalHead, last: int) -> StoredSnapshot | None:
     """The newest snapshot that is sound and not ahead of the records; the head's where the database has none."""
     for number, crc, body in database.snapshots():
         if number <= last and crc32(body.encode("ascii")) == crc:
-            return _snapshot_from_json(json.loads(body))
+            with suppress(*UNUSABLE):  # else an older one
+                return _snapshot_from_json(json.loads(body))
     return head.snapshot
 
 
