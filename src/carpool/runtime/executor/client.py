@@ -18,6 +18,7 @@ from carpool.core.errors import CarpoolError
 from carpool.core.messages import Order
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
+from carpool.jobs.environment import shell_environment
 from carpool.jobs.program import Program
 from carpool.runtime.compat.process_lifetime import ProcessHandle
 from carpool.runtime.executor.client_protocol import (
@@ -36,6 +37,7 @@ _MODULE = "carpool.runtime.executor.server"
 _SOCKET = "executor"
 _LOG = "executor.log"
 _PID = "executor.pid"
+_JOB = "job"
 
 _MAX_LINE_BYTES = 1 << 26
 _START_S = 180.0  # importing torch from a cold disk is slow
@@ -72,7 +74,10 @@ class ExecutorSocket:
         return end
 
     def start_executor(self, environment: Mapping[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Start an executor in its own session, listening here; a connection to it."""
+        """Start an executor in its own session, listening here; a connection to it.
+
+        It and all its jobs get this environment.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.chmod(0o700)
         (self._folder / _SOCKET).unlink(missing_ok=True)
@@ -89,7 +94,7 @@ class ExecutorSocket:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **environment},
+                    env=dict(environment),
                     start_new_session=True,
                 )
         finally:
@@ -119,6 +124,11 @@ class ExecutorSocket:
             return pid if _MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else None
         except (OSError, ValueError):
             return None
+
+    @property
+    def job_marker(self) -> Path:
+        """The file that names the job which the executor is handling."""
+        return self._folder / _JOB
 
     @property
     def log_tail(self) -> str:
@@ -195,7 +205,7 @@ class ExecutorClient:
                 [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **options.environment},
+                env={**shell_environment(os.environ), **options.environment},
                 process_group=0,  # Ctrl-C in the terminal is handled by this process
             )
         return await cls.claim(ours, Claim(devices, state, options), process)

@@ -44,7 +44,9 @@ class ExecutorOptions:
     orphan_s: float = 86400.0  # wait for a client, with all jobs suspended, before saving their states and exiting
     handover_s: float = 60.0  # continue jobs after a client left that announced a successor
     job_marker: str = ""  # file that names the job being handled, for the next client; empty: none
+    log_bytes: int = 1 << 26  # of a job's log that are always kept; it is cut at twice as many. 0: no limit
     environment: Mapping[str, str] = field(default_factory=dict)  # of the executor and all its processes
+    pass_env: tuple[str, ...] = ()  # variables of the daemon that its jobs get, beside `jobs.environment.ALLOWED`
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

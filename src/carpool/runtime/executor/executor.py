@@ -244,9 +244,11 @@ class Executor:
         for training in list(self._trainings.values()):
             with self._guard.handling(training.job):
                 self._run(training, training.machine.tick(at))
+                self._look_after_files(training.job)
         for command in list(self._commands.values()):
             with self._guard.handling(command.state.job):
                 command.tick(at)
+                self._look_after_files(command.state.job)
         self._launcher.tick()
         self._arbiter.tick()
         self.jobs.drop_forgotten()
@@ -255,6 +257,10 @@ class Executor:
                 with self._guard.handling(JobId(key[0])):
                     self._on_hang(at, key)
         self._flush()
+
+    def _look_after_files(self, job: JobId) -> None:
+        for problem in self.jobs.trim_log(job, self._options.log_bytes):
+            self._report(Told(job, problem))
 
     def on_message(self, key: WorkerKey, message: Message) -> None:
         with self._guard.handling(JobId(key[0])):

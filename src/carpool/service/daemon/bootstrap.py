@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ from carpool.service.queries.present import TimeBase
 from carpool.service.store.store import Store
 
 _RESTARTS_WITHIN_S = 60.0
+_MAX_DEATHS = 2  # of executors that one job may cause
 _MANY_RECORDS = 1000  # folded at a start: store a snapshot at once
 
 _log = logging.getLogger(__name__)
@@ -141,8 +143,9 @@ class DaemonInstance:
         self._node = rejoined_node(cluster, options.devices, options.supplies)
         self.names = {device.id: device.name for device in self._node.devices}
         self._restarts: list[float] = []
+        self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
         self._over: list[JobId] = []  # their records are not durable yet
-        self._notifier = Notifier(options.state, self._tell)
+        self._notifier = Notifier(options.state, self._tell, pass_env=options.options.pass_env)
         self._retention = CheckpointRetention(
             options.state,
             options.checkpoint_days,
@@ -390,7 +393,20 @@ class DaemonInstance:
             times = f" for the {len(self._restarts)}th time within {_RESTARTS_WITHIN_S:.0f} s" if allowed else ""
             raise ExecutorGone(f"the executor ended{times}: {reason}")
         self._node = rejoined_node(self.scheduler.cluster, self.options.devices, self.options.supplies)
-        return await self._start_executor(), self._rejoin()
+        blamed = self._blamed(reason)
+        return await self._start_executor(), [*self._rejoin(), *blamed]
+
+    def _blamed(self, reason: str) -> list[Fact]:
+        """Fail the job that the executor was handling when it died, if that has happened before."""
+        job = self._access.job_in_hand()
+        if job is None or job not in self.scheduler.jobs:
+            return []
+        self._deaths[job] += 1
+        log_event(_log, "executor_died_of_job", level=logging.ERROR, job=job, times=self._deaths[job], reason=reason)
+        if self._deaths[job] < _MAX_DEATHS:
+            return []
+        error = f"quarantined: the executor died {self._deaths[job]} times while it handled this job ({reason})"
+        return [JobFailed(job, self.scheduler.jobs[job].generation, error)]
 
     def _resend(self, found: ExecutorClient) -> set[JobId]:
         """Send what the executor may have missed; the jobs it knows then."""
