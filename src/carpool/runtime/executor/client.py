@@ -99,7 +99,8 @@ class ExecutorSocket:
                 )
         finally:
             os.close(log)
-        (self._folder / _PID).write_text(str(process.pid), encoding="ascii")
+        with contextlib.suppress(OSError):  # on a full disk; only an executor that hangs is looked up by it
+            (self._folder / _PID).write_text(str(process.pid), encoding="ascii")
         end = self.connect()
         assert end is not None, "the socket listens since before the executor was started"
         return end, process

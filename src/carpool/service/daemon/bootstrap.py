@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from carpool.backends.executors import LOCAL, ExecutorGone, ExecutorGroup, ExecutorPort, WaitableClock, WallClock
@@ -59,6 +59,7 @@ from carpool.service.daemon.retention import CheckpointRetention
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
 from carpool.service.queries.present import TimeBase
+from carpool.service.store.disk_space import DiskReserve
 from carpool.service.store.store import Store
 
 _RESTARTS_WITHIN_S = 60.0
@@ -172,6 +173,9 @@ class DaemonInstance:
             folder.make_private()
             folder.hold(by="daemon")
             undo.callback(folder.let_go)
+            reserve = DiskReserve(options.state)
+            reserve.hold()  # or free it, on a full disk, for what a start has to write
+            options = replace(options, loop=replace(options.loop, reserve=reserve))
             store = Store.open(options.state, cls.header(options), sync=options.sync)
             undo.callback(store.close)
             daemon = cls(options, folder, store)
@@ -329,6 +333,7 @@ class DaemonInstance:
             on_report=self._on_report,
             sized=self.observers.learner.sized,
             before_commit=self._before_commit,
+            tell_operator=self.options.tell,
             renew=self._renew,
         )
         programs, notes, jobs = self.recovered.programs, self.recovered.notes, self.scheduler.jobs
@@ -342,6 +347,7 @@ class DaemonInstance:
             programs={job: programs[job] for job in jobs if job in programs},
             notes={job: notes[job] for job in jobs if job in notes},
         )
+        self.loop.hold_reserve()
 
     def _tell(self, job: JobId, words: str) -> None:
         self.loop.tell(job, words)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from carpool.backends.executors import LOCAL
-from carpool.core.errors import JournalError
+from carpool.core.errors import CarpoolError, JournalError
 from carpool.core.journal import (
     UNUSABLE,
     Header,
@@ -31,7 +31,8 @@ from carpool.core.model import JobId
 from carpool.core.state.state_snapshot import StateSnapshot, snapshot_from_json, snapshot_to_json
 from carpool.core.typed_fields import Amount, decode_value
 from carpool.service.store.accept_log import AcceptLog, LogLine, read_log
-from carpool.service.store.database import MIGRATIONS, Database
+from carpool.service.store.database import MEMORY, MIGRATIONS, Database
+from carpool.service.store.disk_space import is_disk_full
 from carpool.service.store.integrity import IntegrityReport, StoreContents, find_lost_records, read_store
 
 DATABASE = "journal.sqlite"
@@ -40,6 +41,10 @@ LOG = "accepted.log"
 _SNAPSHOTS_KEPT = 2  # the newest, and one in case it is damaged
 
 Details = Mapping[JobId, Mapping[str, Any]]  # a job's program and notes, as JSON values
+
+
+class StoreFull(CarpoolError):
+    """The disk has no room for the journal; what was added waits for the next commit."""
 
 
 class ExecutorMark(NamedTuple):
@@ -140,13 +145,25 @@ class Store:
     def open(cls, folder: Path, header: Header, now: Callable[[], float] = time.time, *, sync: bool = True) -> Store:
         """Open the store in a folder; `header` is for a new one, or for one that lost its own.
 
+        On a full disk SQLite may not open its file: then the log is read, and the file is repaired at the next start.
         JournalError where a newer version of carpool wrote it.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return cls._open(folder, header, now, sync=sync)
+        except (OSError, sqlite3.Error) as error:
+            if not is_disk_full(error, folder) or not (folder / LOG).is_file():
+                raise
+            return cls._open(folder, header, now, sync=sync, in_memory=True)
+
+    @classmethod
+    def _open(
+        cls, folder: Path, header: Header, now: Callable[[], float], *, sync: bool, in_memory: bool = False
+    ) -> Store:
         if not (folder / DATABASE).exists() and not (folder / LOG).exists():
             head = JournalHead(header, begun_at=now())
             return cls(folder, head, _State(), None, sync=sync)
-        found = read_store(folder / DATABASE, folder / LOG, sync=sync)
+        found = read_store(MEMORY if in_memory else folder / DATABASE, folder / LOG, sync=sync)
         database, lines = found.database, found.lines
         header_lost = 0 not in lines and not found.is_new
         elapsed = max((parse_entry(lines[last]).record.at for last in [max(lines, default=0)] if last), default=0.0)
@@ -195,7 +212,8 @@ class Store:
     def commit(self) -> None:
         """Make all added records durable, in both copies or in none; `record` may go on meanwhile.
 
-        After a failure the store cannot be used and has to be opened again. A snapshot that cannot be written is
+        StoreFull where the disk has no room: nothing is lost, and the next call tries again. After any other failure
+        the store cannot be used and has to be opened again. A snapshot that cannot be written is
         dropped: it only speeds up the next start.
         """
         with self._commit_lock:
@@ -222,6 +240,9 @@ class Store:
                 files.log.rewind(*end)
                 raise
         except BaseException as error:
+            if is_disk_full(error, self.folder):
+                self._pending.extendleft(reversed(batch))
+                raise StoreFull(f"no room for the journal in {self.folder}: {error}") from error
             self._failed = error
             raise
 
@@ -230,8 +251,12 @@ class Store:
         if self._files is None:
             line = self._head.line()
             database = Database(self.folder / DATABASE, sync=self._sync)
-            database.add([line])
-            self._files = _Files(database, AcceptLog.write_anew(self.folder / LOG, [line], sync=self._sync))
+            try:
+                database.add([line])
+                self._files = _Files(database, AcceptLog.write_anew(self.folder / LOG, [line], sync=self._sync))
+            except BaseException:
+                database.close()
+                raise
         return self._files
 
     def take_snapshot(self, state: StateSnapshot, details: Details | None = None) -> StoredSnapshot:
@@ -283,7 +308,8 @@ class Store:
 
     def close(self) -> None:
         if self._failed is None:
-            self.commit()
+            with suppress(StoreFull):  # what it holds was never confirmed
+                self.commit()
         if self._files is not None:
             self._files.log.close()
             self._files.database.close()
