@@ -86,7 +86,10 @@ facts: st.SearchStrategy[Fact] = st.one_of(
     st.builds(LimitsChanged, names, counts, counts),
     st.builds(PolicyChanged, texts),
     st.builds(
-        OutsidersSeen, counts, st.lists(st.builds(ForeignProcess, counts, texts), max_size=2).map(tuple), st.booleans()
+        OutsidersSeen,
+        counts,
+        st.lists(st.builds(ForeignProcess, counts, texts, texts, counts), max_size=2).map(tuple),
+        st.booleans(),
     ),
     st.just(Woke()),
 )
@@ -185,7 +188,11 @@ GOOD = written([Record(float(at), [JobCancelled(JobId("a"))]) for at in range(3)
             '{"at": 1, "facts": [{"fact": "JobVanished"}]}',
             "journal line 3 is invalid: KeyError: 'JobV",
         ),
-        (3, '{"at": 1, "facts": [{"fact": "JobCancelled"}]}', "journal line 3 is invalid: TypeError"),
+        (
+            3,
+            '{"at": 1, "facts": [{"fact": "JobCancelled"}]}',
+            "journal line 3 is invalid: InvalidField: JobCancelled.job",
+        ),
         (3, '{"at": 1, "facts": 5}', "journal line 3 is invalid: TypeError"),
         (3, '{"at": 1, "facts": [], "planned": {}}', "journal line 3 is invalid: KeyError: 'changes'"),
         (1, "", "journal line 1 is not JSON"),

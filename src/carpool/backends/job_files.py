@@ -18,6 +18,7 @@ from time import time
 from carpool.backends.run_folder import RunFolder
 from carpool.core.messages import ProgressReported, Record
 from carpool.core.model import JobId
+from carpool.jobs.untrusted_file import append_untrusted
 from carpool.runtime.executor.reports import Evaluation, Outcome, Report, Told
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reversed
@@ -40,8 +41,7 @@ class EventFile:
     def _append(self, event: bytes) -> None:
         data = b"\x09" + struct.pack("<d", self._clock()) + event
         length = struct.pack("<Q", len(data))
-        with self._path.open("ab") as file:
-            file.write(length + _masked(length) + data + _masked(data))
+        append_untrusted(self._path, length + _masked(length) + data + _masked(data))
 
 
 def _field(number: int, content: bytes) -> bytes:

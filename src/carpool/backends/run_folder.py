@@ -20,13 +20,17 @@ from typing import Any
 from carpool.core.errors import InputError, cause
 from carpool.core.journal import spec_from_json, spec_to_json
 from carpool.core.model import JobId
+from carpool.core.typed_fields import decode_fields
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
+from carpool.jobs.untrusted_file import append_untrusted, read_untrusted
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Outcome
 
 SCHEMA = 1
+_MAX_OUTCOME_BYTES = 1 << 22
+_MAX_ROWS_BYTES = 1 << 28
 BELIEVED = "believed.json"  # in a job's folder: the profile that the run began with
 PROFILE = "profile.json"  # and the profile at its end
 
@@ -139,21 +143,23 @@ class RunFolder:
     def outcome(self, job: JobId) -> Outcome | None:
         """How a training ended; None while it is not written."""
         try:
-            data = json.loads((self.job(job) / "outcome.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            data = json.loads(read_untrusted(self.job(job) / "outcome.json", _MAX_OUTCOME_BYTES))
+            return decode_fields(Outcome, data, ignore_unknown=True)
+        except (OSError, ValueError, AttributeError, RecursionError):
             return None
-        data.pop("schema", None)
-        return Outcome(**data)
 
     def append(self, job: JobId, file: str, row: Mapping[str, object]) -> None:
-        with (self.job(job) / file).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"schema": SCHEMA, **row}, separators=(",", ":")) + "\n")
+        line = json.dumps({"schema": SCHEMA, **row}, separators=(",", ":"))
+        append_untrusted(self.job(job) / file, line.encode() + b"\n")
 
     def rows(self, job: JobId, file: str) -> Iterator[Mapping[str, Any]]:
         """The lines of such a file; torn ones are skipped."""
-        path = self.job(job) / file
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-            with suppress(ValueError):
+        try:
+            content = read_untrusted(self.job(job) / file, _MAX_ROWS_BYTES)
+        except OSError:
+            return
+        for line in content.decode("utf-8", "replace").splitlines():
+            with suppress(ValueError, RecursionError):
                 yield json.loads(line)
 
     @contextmanager

@@ -8,16 +8,31 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TextIO, TypeVar
+from typing import Annotated, Any, NamedTuple, TextIO, TypeVar
 
 from carpool.core import messages
 from carpool.core.errors import JournalError
 from carpool.core.host_resources import HostResources
-from carpool.core.messages import RUN, Change, Fact, ForeignProcess, JobSubmitted, OutsidersSeen, Planned, Probe, Record
+from carpool.core.messages import RUN, Change, Fact, JobSubmitted, Planned, Probe, Record
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Share
 from carpool.core.topology import Bank, Cluster, Link, Node
+from carpool.core.typed_fields import (
+    MAX_INT,
+    Amount,
+    InvalidField,
+    Measured,
+    Range,
+    Signed,
+    decode_fields,
+    decode_value,
+    shortened,
+    shown,
+)
 
 SCHEMA = 1
+
+_Device = Annotated[int, Range(0, 1 << 24)]
+_RUNS = tuple[tuple[_Device, _Device, float, Signed], ...]  # first, stop, fraction, turn
 
 _T = TypeVar("_T")
 
@@ -96,11 +111,62 @@ def record_from_json(line: dict[str, Any]) -> Record:
     """The inverse of `record_to_json`."""
     planned = line.get("planned")
     return Record(
-        at=line["at"],
+        at=decode_value(Amount, line["at"], "Record.at"),
         facts=[fact_from_json(fact) for fact in line["facts"]],
         planned=None if planned is None else _planned_from_json(planned),
         ignored=[fact_from_json(fact) for fact in line.get("ignored", ())],
     )
+
+
+class SkippedItem(NamedTuple):
+    """A part of a record that cannot be used, and the job it is about."""
+
+    job: JobId  # empty: none that is known
+    reason: str
+
+
+UNUSABLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)  # raised for values
+
+
+def salvage_record(line: Any) -> tuple[Record, list[SkippedItem]]:
+    """What can be used of a record with invalid values; a plan is used whole or not at all."""
+    skipped: list[SkippedItem] = []
+    line = line if isinstance(line, dict) else {}
+    at, listed = line.get("at"), line.get("facts")
+    facts = []
+    for fact in listed if isinstance(listed, list) else []:
+        try:
+            facts.append(fact_from_json(fact))
+        except UNUSABLE as error:
+            skipped.append(skipped_item(_job_in(fact), error))
+    planned = None
+    try:
+        planned = None if line.get("planned") is None else _planned_from_json(line["planned"])
+    except UNUSABLE as error:
+        skipped.append(skipped_item("", error))
+    is_time = isinstance(at, int | float) and 0 <= at <= MAX_INT
+    if not is_time or not isinstance(listed, list):
+        skipped.append(SkippedItem(JobId(""), f"it has no time or no facts: {shown(line)}"))
+    return Record(at if is_time else 0.0, facts, planned), skipped
+
+
+def skipped_item(job: str, error: Exception) -> SkippedItem:
+    """A part that raised an error."""
+    return SkippedItem(JobId(job), f"{type(error).__name__}: {shortened(str(error), 200)}")
+
+
+def _job_in(fact: Any) -> str:
+    found = fact.get("job", "") if isinstance(fact, dict) else ""
+    spec = fact.get("spec") if isinstance(fact, dict) else None
+    return str(spec.get("id", "")) if isinstance(spec, dict) else str(found)
 
 
 def fact_to_json(fact: Fact) -> dict[str, Any]:
@@ -113,14 +179,11 @@ def fact_to_json(fact: Fact) -> dict[str, Any]:
 
 
 def fact_from_json(value: dict[str, Any]) -> Fact:
-    """The inverse of `fact_to_json`."""
+    """The inverse of `fact_to_json`; InvalidField for a value out of range."""
     kind = _FACTS[value["fact"]]
     if kind is JobSubmitted:
         return JobSubmitted(spec_from_json(value["spec"]))
-    given = {name: _frozen(item) for name, item in value.items() if name != "fact"}
-    if kind is OutsidersSeen:
-        given["processes"] = tuple(ForeignProcess(*each) for each in given["processes"])
-    return kind(**given)
+    return decode_fields(kind, {name: item for name, item in value.items() if name != "fact"})
 
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
@@ -135,7 +198,7 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 def spec_from_json(value: dict[str, Any]) -> JobSpec:
     """The inverse of `spec_to_json`."""
-    return JobSpec(**{name: _frozen(item) for name, item in value.items()})
+    return decode_fields(JobSpec, value)
 
 
 def allocation_to_json(allocation: Allocation) -> dict[str, Any]:
@@ -152,8 +215,12 @@ def allocation_to_json(allocation: Allocation) -> dict[str, Any]:
 
 def allocation_from_json(value: dict[str, Any]) -> Allocation:
     """The inverse of `allocation_to_json`."""
-    shares = tuple(Share(range(first, stop), fraction, turn) for first, stop, fraction, turn in value["shares"])
-    return Allocation(shares, value.get("batch_size", 0), tuple(value.get("parts", ())))
+    runs = decode_value(_RUNS, value["shares"], "Allocation.shares")
+    shares = tuple([Share(range(first, stop), fraction, turn) for first, stop, fraction, turn in runs])
+    if "batch_size" not in value and "parts" not in value:
+        return Allocation(shares)
+    batch_size = decode_value(int, value.get("batch_size", 0), "Allocation.batch_size")
+    return Allocation(shares, batch_size, decode_value(tuple[int, ...], value.get("parts", ()), "Allocation.parts"))
 
 
 def changes_to_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
@@ -187,14 +254,23 @@ def _planned_to_json(planned: Planned) -> dict[str, Any]:
 def _planned_from_json(value: dict[str, Any]) -> Planned:
     changes = tuple(
         Change(
-            JobId(item["job"]),
+            decode_value(JobId, item["job"], "Change.job"),
             allocation_from_json(item["allocation"]) if "allocation" in item else None,
-            Probe(item["probe_steps"]) if "probe_steps" in item else RUN,
+            Probe(decode_value(int, item["probe_steps"], "Change.probe_steps")) if "probe_steps" in item else RUN,
         )
         for item in value["changes"]
     )
-    fields = value["reason"], changes, tuple(value["believed"]), value.get("wake_at"), value.get("note")
-    return Planned(*fields, tuple(map(JobId, value.get("guessed", ()))))
+    believed = decode_value(tuple[Measured, ...], value["believed"], "Planned.believed")
+    if len(believed) != len(changes):
+        raise InvalidField("Planned", "believed", f"has {len(believed)} items for {len(changes)} changes")
+    return Planned(
+        decode_value(str, value["reason"], "Planned.reason"),
+        changes,
+        believed,
+        decode_value(Amount | None, value.get("wake_at"), "Planned.wake_at"),
+        value.get("note"),
+        decode_value(tuple[JobId, ...], value.get("guessed", ()), "Planned.guessed"),
+    )
 
 
 def header_to_json(header: Header) -> dict[str, Any]:
@@ -234,8 +310,3 @@ def header_from_json(value: dict[str, Any]) -> Header:
             nodes.append(Node(NodeId(len(nodes)), name, tuple(banks), HostResources(*group.get("supplies", ()))))
     links = tuple(Link((a, b), speed, latency) for a, b, speed, latency in value.get("links", ()))
     return Header(value["version"], value["policy"], Cluster(tuple(nodes), links), value.get("seed", 0))
-
-
-def _frozen(item: Any) -> Any:
-    """Lists back into the tuples they were."""
-    return tuple(_frozen(part) for part in item) if isinstance(item, list) else item

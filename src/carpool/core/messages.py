@@ -8,6 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, NodeId
+from carpool.core.typed_fields import Amount, Measured
 
 # Facts of one instant are folded by rank: progress, then what frees devices, then what changes the cluster, then what
 # requests devices.
@@ -86,7 +87,7 @@ class AssignApplied(Fact):
 
     job: JobId
     generation: int
-    done: float
+    done: Amount
     rank: ClassVar[int] = _PROGRESS
 
 
@@ -96,7 +97,7 @@ class ReleaseApplied(Fact):
 
     job: JobId
     generation: int
-    done: float
+    done: Amount
     rank: ClassVar[int] = _FREES
 
 
@@ -106,10 +107,10 @@ class ProgressReported(Fact):
 
     job: JobId
     generation: int
-    done: float
-    rate: float
-    loss: float | None = None
-    noise: float | None = None  # gradient noise scale, in samples
+    done: Amount
+    rate: Amount
+    loss: Measured | None = None
+    noise: Measured | None = None  # gradient noise scale, in samples
     step_s: float | None = None  # seconds of one step, synchronisation included
     sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
     alone: bool = False  # measured by a probe, while the other jobs on its devices were stopped
@@ -142,7 +143,7 @@ class JobCrashed(Fact):
 
     job: JobId
     generation: int
-    done: float
+    done: Amount
     error: str
     rank: ClassVar[int] = _FREES
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, NewType
 
 from carpool.core.errors import Overbooked
 from carpool.core.host_resources import HostResources
+from carpool.core.typed_fields import Signed
 
 JobId = NewType("JobId", str)
 DeviceId = NewType("DeviceId", int)
@@ -62,7 +63,7 @@ class JobSpec:
     cpus: int = 0  # cores per device; 0: no request
     ram_bytes: int = 0  # per device
     disk_bytes: int = 0  # per node
-    priority: int = 0  # higher starts first; already included in the weight
+    priority: Signed = 0  # higher starts first; already included in the weight
     array: str = ""  # name shared by all jobs of one sweep
     at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
     deadline_s: float = 0.0  # seconds after submission by which it should finish; 0: none

@@ -13,6 +13,7 @@ from carpool.core.constraints.resource_limits import describe_foreign_use, descr
 from carpool.core.constraints.validation import validate_answer
 from carpool.core.errors import CarpoolError, InputError, Overbooked
 from carpool.core.estimates import DeclaredEstimator, Estimator
+from carpool.core.journal import SkippedItem, skipped_item
 from carpool.core.messages import (
     Change,
     Fact,
@@ -205,34 +206,56 @@ class Scheduler:
                     observer.record(record)
         return [*orders, *self._fall_back(at)] if self._order.fault else orders
 
-    def recover(self, records: Iterable[Record], *, has_gaps: bool = False) -> list[Order]:
+    def recover(
+        self, records: Iterable[Record], *, has_gaps: bool = False, skipped: list[SkippedItem] | None = None
+    ) -> list[Order]:
         """Fold records without asking the policy again; returns the orders that may have been lost.
 
         The scheduler must be made with the last recorded policy. Where records are missing (`has_gaps`), plans for
-        unknown jobs and devices are skipped.
+        unknown jobs and devices are skipped. With `skipped`, so is everything that cannot be folded, and listed there.
         """
         for record in records:
-            self.at = record.at
-            orders: list[Order] = []
-            self._fold(record.at, record.facts, orders)
-            if record.planned is not None:
-                planned = record.planned
-                if has_gaps:
-                    planned = without_unknown(planned, self._state.jobs, self.cluster.num_devices)
-                try:
-                    self._state.occupy(planned.changes, most=inf)  # it was allowed when recorded
-                except Overbooked:
-                    if not has_gaps:
-                        raise
-                    continue
-                self._state.adopt(record.at, planned, orders)
-                self._remember(record.at, planned)
+            self.at = record.at if skipped is None else max(self.at, record.at)
+            if skipped is None:
+                self._fold(self.at, record.facts, [])
+                self._refold_plan(record.planned, has_gaps=has_gaps)
+            else:
+                has_gaps = has_gaps or bool(skipped)
+                self._refold_usable(record, skipped, has_gaps=has_gaps)
         self._state.followed.clear()
         if self._order.fault:  # reported with the first fact
             self._use(self._order.policy)
         self.timing.is_triggered = True
         self.wake_at = self._next_wake(self.at)
         return orders_to_close(self._state.jobs.values())
+
+    def _refold_plan(self, planned: Planned | None, *, has_gaps: bool) -> None:
+        if planned is None:
+            return
+        if has_gaps:
+            planned = without_unknown(planned, self._state.jobs, self.cluster.num_devices)
+        try:
+            self._state.occupy(planned.changes, most=inf)  # it was allowed when recorded
+        except Overbooked:
+            if not has_gaps:
+                raise
+            return
+        self._state.adopt(self.at, planned, [])
+        self._remember(self.at, planned)
+
+    def _refold_usable(self, record: Record, skipped: list[SkippedItem], *, has_gaps: bool) -> None:
+        """Fold what can be folded of a record; the rest is listed with the job it is about."""
+        for fact in record.facts:
+            try:
+                self._fold(self.at, (fact,), [])
+            except Exception as error:  # noqa: BLE001 - the daemon must start, whatever a journal holds
+                spec = getattr(fact, "spec", None)
+                skipped.append(skipped_item(getattr(fact, "job", "") if spec is None else spec.id, error))
+        try:
+            self._refold_plan(record.planned, has_gaps=has_gaps or bool(skipped))
+        except Exception as error:  # noqa: BLE001 - likewise
+            changes = () if record.planned is None else record.planned.changes
+            skipped += [skipped_item(change.job, error) for change in changes]
 
     def state(self) -> StateSnapshot:
         """The complete state between two calls of `handle`, to restart from."""

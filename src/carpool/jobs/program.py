@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from carpool.core.typed_fields import Range, Uncut, decode_fields
+
+Seed = Annotated[int, Range(-(1 << 64), 1 << 64)]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """What a job runs and how, as plain JSON values; where it runs is not part of it."""
 
-    entry: str = ""  # file.py:function or package.module:function; empty for a command
+    entry: Uncut = ""  # file.py:function or package.module:function; empty for a command
     args: Mapping[str, Any] = field(default_factory=dict)
-    command: tuple[str, ...] = ()  # any program: placed, not elastic
-    folder: str = ""  # working folder; entries and relative paths are looked up from here
+    command: tuple[Uncut, ...] = ()  # any program: placed, not elastic
+    folder: Uncut = ""  # working folder; entries and relative paths are looked up from here
     environment: Mapping[str, str] = field(default_factory=dict)
-    python: str = ""  # interpreter for `command` entries that begin with "python"; empty: this one
+    python: Uncut = ""  # interpreter for `command` entries that begin with "python"; empty: this one
     memory_bytes: int = 0  # most that may be allocated on a GPU; 0: no limit
     cpus: int = 0  # cores of each worker on a GPU; 0: any of them
-    seed: int = 0
+    seed: Seed = 0
     exact: bool = False
     shards: int = 8  # logical shards of an exact job, a power of two
     batch_size: int = 0  # 0: the training's own
@@ -34,7 +38,7 @@ class Program:
     keep: int = 2  # checkpoints kept, beside the best
     time_limit_s: float = 0.0  # 0: none
     retries: int = 3  # workers lost without a completed step before the job fails
-    notify: tuple[str, ...] = ()  # what the daemon does when the job is over: run a command, or POST to a URL
+    notify: tuple[Uncut, ...] = ()  # what the daemon does when the job is over: run a command, or POST to a URL
 
     def as_json(self) -> dict[str, Any]:
         """The values that differ from the defaults: a daemon stores thousands of programs."""
@@ -44,8 +48,7 @@ class Program:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Program:
         """The inverse of `as_json`, and of `asdict`, after JSON has made lists of tuples."""
-        lists = {key: tuple(value[key]) for key in ("command", "notify") if key in value}
-        return cls(**{**value, **lists})
+        return decode_fields(cls, value)
 
 
 _DEFAULTS = asdict(Program())

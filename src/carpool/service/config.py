@@ -61,6 +61,8 @@ SETTINGS = {
         Setting("warm", 1, "warm worker processes per GPU"),
         Setting("memory_cap", "", "memory that all jobs on a device may use together; empty: all of it"),
         Setting("checkpoint_days", 90, "days to keep checkpoints after a job has ended; 0: for ever"),
+        Setting("log_bytes", 64 << 20, "bytes of each job's log to keep, cut at twice as many; 0: no limit"),
+        Setting("pass_env", (), "variables of the daemon that its jobs get too, such as HF_* and WANDB_*"),
         Setting("log_level", "warning", "least severe level to log: debug, info, warning or error"),
         Setting("log_format", "text", "format of the log: text, or json for one object per line"),
         Setting("socket", "", f"Unix socket of the daemon; empty: {SOCKET} in its state directory"),

@@ -230,6 +230,11 @@ class SchedulerService:
     def _folder(self, account: JobAccount) -> Path:
         return JobFolder(self._model.state, account.spec.id).path
 
+    @property
+    def disk_full(self) -> str:
+        """Why no jobs are accepted; empty where they are."""
+        return self._model.loop.disk_full
+
     def now(self) -> float:
         """The daemon's time, as Unix time."""
         return self._model.calendar.unix(self._model.now())

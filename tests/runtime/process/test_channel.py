@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import math
 import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.core.typed_fields import MAX_INT, MAX_TEXT, shortened
 from carpool.runtime.process.channel import (
+    MAX_MESSAGE_BYTES,
     AsyncChannel,
     Channel,
     Closed,
@@ -35,6 +40,7 @@ from carpool.runtime.process.protocol import (
     Message,
     Proceed,
     Ready,
+    Stepped,
     WorkerFailed,
 )
 from carpool.runtime.process.shared_memory import new_memory_file
@@ -100,7 +106,8 @@ def test_lines_may_come_in_any_pieces(lengths: list[int], cut: int) -> None:
         sender.start()
         received = [channel.receive(TIMEOUT_S) for _ in messages]
         sender.join()
-    assert [each.message for each in received if each] == messages
+    cut_texts = [WorkerFailed("user", shortened("x" * length), step) for step, length in enumerate(lengths)]
+    assert [each.message for each in received if each] == cut_texts
 
 
 def test_poll_and_timeout_without_a_message(ends: Any) -> None:
@@ -276,3 +283,90 @@ def test_every_message_is_one_line_and_round_trips(message: Message) -> None:
 def test_decode_refuses_other_lines(line: bytes) -> None:
     with pytest.raises(ProtocolError, match="is not a message"):
         decode(line)
+
+
+HOSTILE = [10**400, -1, 2**53 + 1, True, math.inf, -math.inf, math.nan, "7", None, [1], {}, "x" * (2 * MAX_TEXT)]
+
+
+def with_value(message: Message, field: str, value: object) -> bytes:
+    """A message as a line in which one field has another value."""
+    told = json.loads(encode(message))
+    told[field] = value
+    return json.dumps(told).encode()
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize("field", ["total_steps", "batch_size", "num_samples", "contribution_bytes"])
+def test_a_count_out_of_range_is_refused_by_name(field: str, value: object) -> None:
+    ready = Ready("f", contribution_bytes=8, batch_size=4, total_steps=9, num_samples=40)
+    if value is None and field == "total_steps":
+        assert decode(with_value(ready, field, value)) == replace(ready, total_steps=None)
+        return
+    with pytest.raises(ProtocolError, match=f"Ready.{field} is"):
+        decode(with_value(ready, field, value))
+
+
+@pytest.mark.parametrize("value", [math.inf, -1.0, 1e300, "1", None])
+def test_a_rate_out_of_range_is_refused_and_a_loss_may_be_anything(value: object) -> None:
+    stepped = Stepped(3, 0, 0.5, 10.0, 1.0)
+    with pytest.raises(ProtocolError, match="steps_per_s"):
+        decode(with_value(stepped, "steps_per_s", value))
+    assert decode(with_value(stepped, "loss", math.inf)) == replace(stepped, loss=math.inf)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(HOSTILE),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+def test_any_values_give_a_message_within_its_ranges_or_a_protocol_error(message: Message, data: st.DataObject) -> None:
+    told = json.loads(encode(message))
+    names = data.draw(st.lists(st.sampled_from(sorted(told)) | st.text(max_size=8), max_size=4))
+    told |= {name: data.draw(JSON) for name in names}
+    try:
+        decoded = decode(json.dumps(told).encode())
+    except ProtocolError:
+        return
+    for value in asdict(decoded).values():
+        assert not isinstance(value, int) or value <= MAX_INT
+        assert not isinstance(value, str) or len(value) <= MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"say":["Alive"]}',
+        b'{"say":"Grant","steps":' + b"9" * 5000 + b"}",
+        b"99999999999 {}",
+        b"1x {}",
+    ],
+    ids=["deep", "no name", "digits", "descriptors", "no number"],
+)
+def test_frames_that_break_parsers_are_refused(ends: Any, line: bytes) -> None:
+    ends[0].sendall(line + b"\n")
+    with pytest.raises(ProtocolError):
+        Channel(ends[1]).receive(TIMEOUT_S)
+
+
+def test_a_message_without_end_is_refused_before_it_fills_memory() -> None:
+    async def work() -> None:
+        ours, theirs = pair()
+        channel = AsyncChannel(ours)
+
+        def flood() -> None:
+            with theirs, contextlib.suppress(OSError):
+                for _ in range(2 * MAX_MESSAGE_BYTES // 65536):
+                    theirs.sendall(b"x" * 65536)
+
+        sender = threading.Thread(target=flood)
+        sender.start()
+        with pytest.raises(ProtocolError, match=str(MAX_MESSAGE_BYTES)):
+            await channel.receive()
+        channel.close()
+        sender.join()
+
+    within(work())

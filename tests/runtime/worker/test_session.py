@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from carpool.runtime.data.datasets import TensorData
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 from carpool.runtime.executor.reports import Evaluation, Facts, Gone, Outcome, Report, Sized, Told
+from carpool.runtime.process.channel import Channel, pair
+from carpool.runtime.process.protocol import Done, Joined, Message, Proceed, Saved, Stepped, WorkerFailed
 from carpool.runtime.worker.session import LEFT, Session
 
 TIMEOUT_S = 60.0
@@ -143,6 +146,48 @@ def test_wrong_arguments_are_rejected(tmp_path: Path) -> None:
             next(session.steps(-1))
         with pytest.raises(InputError, match="4 samples"):
             next(session.batches(TensorData(torch.zeros(4)), 5, epochs=1))
+
+
+def test_a_program_whose_final_state_cannot_be_written_fails(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("no folder can be made here", encoding="utf-8")
+    with pytest.warns(UserWarning, match="cannot write"), pytest.raises(CheckpointError):
+        train(tmp_path, epochs=1)
+
+
+def test_under_carpool_a_program_waits_for_room_for_its_final_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair()
+    monkeypatch.setenv("CARPOOL_CHANNEL", str(theirs.detach()))
+    monkeypatch.setenv("CARPOOL_FOLDER", str(tmp_path))
+    monkeypatch.setattr("carpool.runtime.worker.session._RETRY_S", 0.01)
+    blocker, channel = tmp_path / "checkpoints", Channel(ours)
+    blocker.write_text("no folder can be made here", encoding="utf-8")
+    channel.send(Proceed(1))
+    said: list[Message] = []
+
+    def executor() -> None:
+        while not said or not isinstance(said[-1], Done):
+            received = channel.receive(60.0)
+            assert received is not None
+            said.append(received.message)
+            if isinstance(received.message, WorkerFailed):
+                blocker.unlink()
+
+    listening = threading.Thread(target=executor)
+    listening.start()
+    with pytest.warns(UserWarning, match="cannot write"), carpool.session(model=parts()[1]) as session:
+        for _ in session.steps(2):
+            pass
+    listening.join()
+    ours.close()
+    assert [type(each) for each in said if not isinstance(each, Stepped)] == [Joined, WorkerFailed, Saved, Done]
+
+
+@pytest.mark.parametrize("total", [-1, 2.0, 10**400])
+def test_numbers_of_steps_that_cannot_be_are_refused_at_once(total: Any) -> None:
+    with carpool.session() as session, pytest.raises(InputError, match=r"2\*\*"):
+        next(session.steps(total))
 
 
 def test_a_loop_left_by_break_counts_its_last_step(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carpool.jobs.program import Program
-from carpool.runtime.process.protocol import Done, Load, Publish, Save, Saved, WorkerFailed
+from carpool.runtime.process.protocol import Done, Halt, Halted, Load, Noted, Publish, Save, Saved, WorkerFailed
 from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.process.worker_main import STATE_LOST
 from carpool.runtime.worker.entry_loader import load_training
@@ -82,6 +82,49 @@ def test_a_full_disk_does_not_end_the_training(bench: Any, run: Any, program: Ma
     assert broke.kind == "disk"
     assert "No space left on device" in broke.error
     assert Path(saved.path).exists()
+    assert done.digest == plain(wanted)
+
+
+def test_a_training_is_done_only_when_its_final_state_is_on_disk(
+    bench: Any, run: Any, program: MakeProgram, tmp_path: Path
+) -> None:
+    kept, wanted = tmp_path / "kept", program()
+    kept.write_text("no folder can be made here", encoding="utf-8")
+
+    async def work() -> tuple[WorkerFailed, Done]:
+        worker = await bench.worker(wanted, checkpoints=str(kept))
+        bench.start_epoch([worker])
+        broke = await worker.receive(WorkerFailed)
+        await worker.receive(Noted)
+        worker.send(Save())
+        await worker.receive(WorkerFailed)
+        kept.unlink()
+        return broke, await worker.receive(Done)
+
+    broke, done = run(work())
+    assert broke.kind == "disk"
+    assert done.digest == plain(wanted)
+    assert [path.name for path in kept.iterdir()] == [f"step-{done.step:09d}.ckpt"]
+
+
+def test_a_training_without_room_for_its_final_state_can_be_halted_and_continued(
+    bench: Any, run: Any, program: MakeProgram, tmp_path: Path
+) -> None:
+    kept, wanted = tmp_path / "kept", program()
+    kept.write_text("no folder can be made here", encoding="utf-8")
+
+    async def work() -> tuple[Halted, Done]:
+        worker = await bench.worker(wanted, checkpoints=str(kept))
+        bench.start_epoch([worker])
+        await worker.receive(WorkerFailed)
+        worker.send(Halt())
+        halted = await worker.receive(Halted)
+        kept.unlink()
+        bench.start_epoch([worker])
+        return halted, await worker.receive(Done)
+
+    halted, done = run(work())
+    assert halted.step == done.step
     assert done.digest == plain(wanted)
 
 

@@ -126,6 +126,8 @@ def _open_tcp(settings: Settings, tokens: AccessTokens) -> socket.socket | None:
 def describe_addresses(settings: Settings, tcp: socket.socket | None) -> str:
     """Addresses the daemon listens on, with what clients need there."""
     text = f"unix:{settings.socket}"
+    if tcp is None and settings["port"]:
+        return f"{text} only: port {settings['port']} is taken by another program, so there is no page; set --port"
     if tcp is None:
         return text
     host = settings["host"]

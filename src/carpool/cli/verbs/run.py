@@ -210,6 +210,7 @@ def prepare(
         supplies,
         profiles=ProfileLibrary().beliefs(given.jobs),
         journal=Path(journal) if journal else None,
+        tell=_echo,
     )
     run = BatchRun.open(request, given.folder, start)
     for notice in run.notices:

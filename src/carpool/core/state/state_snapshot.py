@@ -8,20 +8,24 @@ from typing import Any, NamedTuple
 from carpool.core.errors import JournalError
 from carpool.core.journal import (
     Header,
+    SkippedItem,
     allocation_from_json,
     allocation_to_json,
     fact_from_json,
     fact_to_json,
     header_from_json,
     header_to_json,
+    skipped_item,
     spec_from_json,
     spec_to_json,
 )
 from carpool.core.messages import OutsidersSeen
 from carpool.core.model import Allocation, Job, JobId, Kind, NodeId, Past, Phase
 from carpool.core.topology import Cluster
+from carpool.core.typed_fields import MAX_INT, shown
 
 SCHEMA = 1
+_PROGRESS = ("done", "rate", "believed")  # of a job, as its reports said
 
 
 class StateSnapshot(NamedTuple):
@@ -62,18 +66,24 @@ def snapshot_to_json(state: StateSnapshot) -> dict[str, Any]:
     }
 
 
-def snapshot_from_json(value: dict[str, Any]) -> StateSnapshot:
-    """The inverse of `snapshot_to_json`; JournalError for one written by a newer version."""
+def snapshot_from_json(value: dict[str, Any], skipped: list[SkippedItem] | None = None) -> StateSnapshot:
+    """The inverse of `snapshot_to_json`; JournalError for one written by a newer version.
+
+    With `skipped`, jobs with unusable values are listed there: they are left out, or their progress is.
+    """
     schema = value.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:
         raise JournalError(f"state snapshot: schema {schema!r} is not supported (this version reads 1 to {SCHEMA})")
+    jobs = tuple(job for given in value["jobs"] if (job := _usable_job(given, skipped)) is not None)
+    kept = {job.id for job in jobs}
+    lost = {JobId(job["spec"]["id"]) for job in value["jobs"] if job["spec"]["id"] not in kept}
     return StateSnapshot(
         at=value["at"],
         cluster=header_from_json(value["cluster"]).cluster,
-        jobs=tuple(_job_from_json(job) for job in value["jobs"]),
+        jobs=jobs,
         lost=frozenset(map(NodeId, value["lost"])),
-        running=tuple(map(JobId, value["running"])),
-        ended={JobId(job): Phase(phase) for job, phase in value["ended"].items()},
+        running=tuple(JobId(job) for job in value["running"] if job in kept),
+        ended={JobId(job): Phase(phase) for job, phase in value["ended"].items()} | dict.fromkeys(lost, Phase.FAILED),
         num_submitted=value["num_submitted"],
         planned_at=value["planned_at"],
         wake_at=value["wake_at"],
@@ -105,6 +115,25 @@ def _job_to_json(job: Job) -> dict[str, Any]:
         link = link.before
     value["past"] = past[::-1]
     return value
+
+
+def _usable_job(value: dict[str, Any], skipped: list[SkippedItem] | None) -> Job | None:
+    """A job of a snapshot; None for one that cannot be decoded. One whose progress is out of range has none."""
+    if skipped is None:
+        return _job_from_json(value)
+    job = str(value["spec"]["id"])
+    bad = [name for name in _PROGRESS if not _is_amount(value.get(name, 0.0))]
+    if bad:
+        skipped.append(SkippedItem(JobId(job), f"{bad[0]} is {shown(value[bad[0]])} in a snapshot"))
+    try:
+        return _job_from_json({**value, **dict.fromkeys(bad, 0.0)})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        skipped.append(skipped_item(job, error))
+        return None
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= MAX_INT
 
 
 def _job_from_json(value: dict[str, Any]) -> Job:

@@ -1,4 +1,4 @@
-"""C library calls that Python does not wrap: prctl, and the settings of glibc's malloc."""
+"""C library calls that Python does not wrap: prctl, fallocate, and the settings of glibc's malloc."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from carpool.runtime.compat import Feature
 
 _HUGE_PAGES_SINCE = (2, 35)
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -19,6 +20,15 @@ def prctl(option: int, argument: int | bytes) -> int:
     if function is None:
         return errno.ENOSYS
     return 0 if function(option, argument, 0, 0, 0) == 0 else ctypes.get_errno()
+
+
+def punch_hole(handle: int, first: int, stop: int) -> None:
+    """Free the blocks of a part of a file, which then reads as zeros; OSError where the file system cannot."""
+    function = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallocate", None)
+    if function is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if function(handle, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(first), ctypes.c_int64(stop - first)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def mallopt(parameter: int, value: int) -> None:

@@ -23,10 +23,10 @@ from carpool.runtime.compat.process_lifetime import ProcessHandle
 from carpool.runtime.executor.client_protocol import (
     ExecutorOptions,
     Inventory,
+    checked_report_from_json,
     inventory_from_json,
     json_line,
     order_to_json,
-    report_from_json,
 )
 from carpool.runtime.executor.reports import Gone, Receipts, Report
 from carpool.runtime.process.launch import EXECUTOR, Launched, launch_executor
@@ -36,6 +36,7 @@ __all__ = ["Claim", "ClaimRefused", "ExecutorClient", "ExecutorOptions"]
 _SOCKET = "executor"
 _LOG = "executor.log"
 _PID = "executor.pid"
+_JOB = "job"
 
 _MAX_LINE_BYTES = 1 << 26
 _START_S = 180.0  # importing torch from a cold disk is slow
@@ -72,7 +73,10 @@ class ExecutorSocket:
         return end
 
     def start_executor(self, environment: Mapping[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Start an executor in its own session, listening here; a connection to it."""
+        """Start an executor in its own session, listening here; a connection to it.
+
+        It and all its jobs get this environment.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.chmod(0o700)
         (self._folder / _SOCKET).unlink(missing_ok=True)
@@ -89,12 +93,13 @@ class ExecutorSocket:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **environment},
+                    env=dict(environment),
                     start_new_session=True,
                 )
         finally:
             os.close(log)
-        (self._folder / _PID).write_text(str(process.pid), encoding="ascii")
+        with contextlib.suppress(OSError):  # on a full disk; only an executor that hangs is looked up by it
+            (self._folder / _PID).write_text(str(process.pid), encoding="ascii")
         end = self.connect()
         assert end is not None, "the socket listens since before the executor was started"
         return end, process
@@ -119,6 +124,11 @@ class ExecutorSocket:
             return pid if EXECUTOR.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else None
         except (OSError, ValueError):
             return None
+
+    @property
+    def job_marker(self) -> Path:
+        """The file that names the job which the executor is handling."""
+        return self._folder / _JOB
 
     @property
     def log_tail(self) -> str:
@@ -298,7 +308,7 @@ class ExecutorClient:
             if value is None:
                 self._gone = Gone(await self._wait_for_exit())
             elif "number" in value and self._receipts.is_new(value.pop("number")):
-                return report_from_json(value)
+                return checked_report_from_json(value)
         return self._gone
 
     async def stop(self, *, checkpoint: bool) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 from carpool.core.journal import allocation_from_json, allocation_to_json, fact_from_json, fact_to_json
 from carpool.core.messages import RUN, Assign, Order, Probe, Release
 from carpool.core.model import JobId
+from carpool.core.typed_fields import decode_fields
 from carpool.jobs.devices import LocalDevice
-from carpool.runtime.executor.reports import Evaluation, Facts, Gone, Outcome, Report, Sized, Told
+from carpool.runtime.executor.reports import Evaluation, Facts, Gone, InvalidReport, Outcome, Report, Sized, Told
 
+_INVALID = (ValueError, KeyError, TypeError)
 _REPORTS: dict[str, type[Any]] = {report.__name__: report for report in (Sized, Told, Evaluation, Outcome, Gone)}
 
 
@@ -41,7 +43,10 @@ class ExecutorOptions:
     on_orphan: str = "exit"  # without a client: exit, or wait for the next one
     orphan_s: float = 86400.0  # wait for a client, with all jobs suspended, before saving their states and exiting
     handover_s: float = 60.0  # continue jobs after a client left that announced a successor
+    job_marker: str = ""  # file that names the job being handled, for the next client; empty: none
+    log_bytes: int = 1 << 26  # of a job's log that are always kept; it is cut at twice as many. 0: no limit
     environment: Mapping[str, str] = field(default_factory=dict)  # of the executor and all its processes
+    pass_env: tuple[str, ...] = ()  # variables of the daemon that its jobs get, beside `jobs.environment.ALLOWED`
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
@@ -76,12 +81,32 @@ def report_to_json(report: Report) -> dict[str, Any]:
 
 
 def report_from_json(value: dict[str, Any]) -> Report:
-    """The inverse of `report_to_json`."""
+    """The inverse of `report_to_json`; InvalidField for a value out of range."""
     name = value.pop("report")
     if name == "Facts":
         return Facts(tuple(fact_from_json(fact) for fact in value["facts"]))
-    report: Report = _REPORTS[name](**value)
+    report: Report = decode_fields(_REPORTS[name], value)
     return report
+
+
+def checked_report_from_json(value: dict[str, Any]) -> Report:
+    """A report from an executor; one with a value out of range becomes the reason to end its job."""
+    if value.get("report") != "Facts":
+        try:
+            return report_from_json(dict(value))
+        except _INVALID as error:
+            return Facts((), (_invalid(value, error),))
+    facts, invalid = [], []
+    for each in value["facts"]:
+        try:
+            facts.append(fact_from_json(each))
+        except _INVALID as error:
+            invalid.append(_invalid(each, error))
+    return Facts(tuple(facts), tuple(invalid))
+
+
+def _invalid(value: Mapping[str, Any], error: Exception) -> InvalidReport:
+    return InvalidReport(JobId(str(value.get("job", ""))), f"its executor reported an invalid value: {error}")
 
 
 def devices_from_json(values: Sequence[dict[str, Any]]) -> list[LocalDevice]:

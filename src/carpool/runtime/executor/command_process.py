@@ -15,6 +15,7 @@ from typing import Protocol
 
 from carpool.core.messages import Fact
 from carpool.core.model import JobId
+from carpool.core.typed_fields import shown
 from carpool.jobs.devices import LocalDevice, cuda_visible_names
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
@@ -24,7 +25,7 @@ from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
-from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, pair
+from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, close_all, pair
 from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed
 from carpool.runtime.process.reaper import NOT_STARTED
 
@@ -79,6 +80,9 @@ class CommandProcess:
 
     def tick(self, at: float) -> None:
         self._run(self.state.tick(at))
+
+    def fail(self, error: str) -> None:
+        self._run(self.state.fail(asyncio.get_running_loop().time(), error))
 
     def send(self, message: Message) -> None:
         """Send a message to its session; ignored without one."""
@@ -183,17 +187,28 @@ class CommandProcess:
         )
 
     async def _receive(self, channel: AsyncChannel) -> None:
-        job = self.state.job
-        with contextlib.suppress(Closed, ProtocolError):
+        try:
             while True:
-                message = (await channel.receive()).message
-                self._run(self.state.message(asyncio.get_running_loop().time(), message))
-                self._listener.on_session_message(self, message)
-                if isinstance(message, Joined):
-                    self._listener.on_command(self, (), [Sized(job, message.total_steps)])
-                    self.set_time_sliced(time_sliced=self.time_sliced)
-                elif isinstance(message, Evaluated):
-                    self._listener.on_command(self, (), [Evaluation(job, message.step, message.metrics)])
+                message, fds = await channel.receive()
+                close_all(fds)
+                self._on_message(message)
+        except Closed:
+            pass
+        except ProtocolError as error:
+            self.fail(f"its session sent {error}")
+        except Exception as error:  # noqa: BLE001 - one job's message must not end the executor
+            log_event(_log, "message_failed", level=logging.ERROR, job=self.state.job, error=repr(error))
+            self.fail(f"a message of its session could not be handled: {shown(error)}")
+
+    def _on_message(self, message: Message) -> None:
+        job = self.state.job
+        self._run(self.state.message(asyncio.get_running_loop().time(), message))
+        self._listener.on_session_message(self, message)
+        if isinstance(message, Joined):
+            self._listener.on_command(self, (), [Sized(job, message.total_steps)])
+            self.set_time_sliced(time_sliced=self.time_sliced)
+        elif isinstance(message, Evaluated):
+            self._listener.on_command(self, (), [Evaluation(job, message.step, message.metrics)])
 
     def _environment(
         self, slots: tuple[WorkerSlot, ...], devices: list[LocalDevice], cores: list[int]

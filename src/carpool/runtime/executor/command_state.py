@@ -112,6 +112,13 @@ class CommandState:
         self._is_stopping = True
         return self._reconcile(at)
 
+    def fail(self, at: float, error: str) -> list[CommandAction]:
+        """Terminate the command and fail the job; the first error is the one reported."""
+        self._failure = self._failure or error
+        if not self.slots and not self.is_over:
+            self._end(self._failure)
+        return self._reconcile(at)
+
     def tick(self, at: float) -> list[CommandAction]:
         if self.slots and self._time_limit_s and at - self._since > self._time_limit_s and not self._failure:
             self._failure = f"exceeded its time limit of {self._time_limit_s:g} s"

@@ -22,6 +22,7 @@ from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.command_process import CommandProcess
 from carpool.runtime.executor.exclusive_access import ExclusiveAccess
+from carpool.runtime.executor.job_guard import JobGuard
 from carpool.runtime.executor.job_table import JobTable, TrainingJob, job_options_of
 from carpool.runtime.executor.launcher import Launcher
 from carpool.runtime.executor.reports import Evaluation, Report, ReportBatcher, Sized, Told
@@ -110,6 +111,8 @@ class Executor:
         self._launcher = Launcher(
             self._devices, options, jobs, pool, self._mps, self._arbiter, self._report, clock, outside.list_processes
         )
+        self._guard = JobGuard(self._fail_job, options.job_marker)
+        self._rejected: dict[JobId, str] = {}  # jobs that could not be added, and why
         self._ticked_at = clock()
         self.is_stopping = False
         self._is_suspended = False  # no client decides about the jobs
@@ -144,43 +147,76 @@ class Executor:
         """Add a job; with ``resume`` it continues from its folder. Repeating it has no effect."""
         if job in self.jobs:
             return
-        try:
-            if program.command:
-                self.jobs.add_command(job, program, self, resume=resume)
-                return
-            options = job_options_of(program, self._options, has_lanes=self._mps.has_lanes)
-            training = self.jobs.add_training(job, program, options, resume=resume)
-            self._run(training, training.machine.suspend(self._clock(), suspended=self._is_suspended))
-        except OSError as error:
-            self._batcher.emit(JobFailed(job, 0, f"its folder cannot be written: {error}"))
-            self._flush()
+        with self._guard.handling(job):
+            try:
+                self._add_job(job, program, resume=resume)
+            except OSError as error:
+                self._fail_job(job, f"its folder cannot be written: {error}")
+
+    def _add_job(self, job: JobId, program: Program, *, resume: bool) -> None:
+        if program.command:
+            self.jobs.add_command(job, program, self, resume=resume)
+            return
+        options = job_options_of(program, self._options, has_lanes=self._mps.has_lanes)
+        training = self.jobs.add_training(job, program, options, resume=resume)
+        self._run(training, training.machine.suspend(self._clock(), suspended=self._is_suspended))
 
     def remove_job(self, job: JobId) -> None:
         self.jobs.forget(job)
-        if job in self._trainings:
-            self._run(self._trainings[job], self._trainings[job].machine.stop(self._clock(), checkpoint=False))
-        elif job in self._commands:
-            self._commands[job].stop(self._clock())
+        self._rejected.pop(job, None)
+        with self._guard.handling(job):
+            if job in self._trainings:
+                self._run(self._trainings[job], self._trainings[job].machine.stop(self._clock(), checkpoint=False))
+            elif job in self._commands:
+                self._commands[job].stop(self._clock())
         self._flush()
+
+    def _fail_job(self, job: JobId, error: str) -> None:
+        """Fail a job for an error of the executor's; a job whose state machine fails too is abandoned."""
+        training = self._trainings.get(job)
+        if training is None:
+            if job in self._commands:
+                self._commands[job].fail(error)
+            else:
+                self._rejected[job] = error  # repeated with the generation of its first order
+                self._batcher.emit(JobFailed(job, 0, error))
+        else:
+            try:
+                self._run(training, training.machine.fail(self._clock(), error))
+            except Exception:  # noqa: BLE001 - its state is unusable
+                self._abandon(training, error)
+        self._flush()
+
+    def _abandon(self, training: TrainingJob, error: str) -> None:
+        state = training.state
+        for worker in training.devices:
+            self._pool.kill((training.job, worker))
+        if not state.is_over:
+            state.is_over = True
+            self._batcher.emit(JobFailed(training.job, state.acks.final_generation(state.target), error))
 
     def apply_orders(self, orders: Sequence[Order]) -> None:
         """Carry out orders; those of one call take effect together."""
         at = self._clock()
         for order in orders:
-            target = target_of(order)
-            self._log_order(order.job, target)
-            unknown = [slot.device for slot in target.slots if slot.device not in self._devices]
-            if order.job in self._trainings and not unknown:
-                training = self._trainings[order.job]
-                self._run(training, training.machine.order(at, target))
-            elif order.job in self._commands and not unknown:
-                self._commands[order.job].order(at, target)
-            else:
-                problem = f"unknown device {unknown[0]}" if unknown else "unknown job"
-                error = f"order {order.generation} for job {order.job!r}: {problem}"
-                self._batcher.emit(JobFailed(order.job, order.generation, error))
+            with self._guard.handling(order.job):
+                self._apply_order(at, order)
         self._update_time_slicing(at)
         self._flush()
+
+    def _apply_order(self, at: float, order: Order) -> None:
+        target = target_of(order)
+        self._log_order(order.job, target)
+        unknown = [slot.device for slot in target.slots if slot.device not in self._devices]
+        if order.job in self._trainings and not unknown:
+            training = self._trainings[order.job]
+            self._run(training, training.machine.order(at, target))
+        elif order.job in self._commands and not unknown:
+            self._commands[order.job].order(at, target)
+        else:
+            problem = f"unknown device {unknown[0]}" if unknown else "unknown job"
+            error = self._rejected.get(order.job) or f"order {order.generation} for job {order.job!r}: {problem}"
+            self._batcher.emit(JobFailed(order.job, order.generation, error))
 
     def _log_order(self, job: JobId, target: Target) -> None:
         devices = [slot.device for slot in target.slots]
@@ -192,9 +228,11 @@ class Executor:
         at = self._clock()
         self.is_stopping = True
         for training in list(self._trainings.values()):
-            self._run(training, training.machine.stop(at, checkpoint=checkpoint))
+            with self._guard.handling(training.job):
+                self._run(training, training.machine.stop(at, checkpoint=checkpoint))
         for command in list(self._commands.values()):
-            command.stop(at)
+            with self._guard.handling(command.state.job):
+                command.stop(at)
         self._flush()
 
     def suspend(self, *, suspended: bool) -> None:
@@ -203,7 +241,8 @@ class Executor:
             log_event(_log, "jobs_suspended" if suspended else "jobs_resumed", jobs=len(self._trainings))
         self._is_suspended = suspended
         for training in list(self._trainings.values()):
-            self._run(training, training.machine.suspend(self._clock(), suspended=suspended))
+            with self._guard.handling(training.job):
+                self._run(training, training.machine.suspend(self._clock(), suspended=suspended))
         self._flush()
 
     def tick(self) -> None:
@@ -211,18 +250,31 @@ class Executor:
         was_delayed = at - self._ticked_at > _MAX_TICK_DELAY * self._options.tick_s
         self._ticked_at = at
         for training in list(self._trainings.values()):
-            self._run(training, training.machine.tick(at))
+            with self._guard.handling(training.job):
+                self._run(training, training.machine.tick(at))
+                self._look_after_files(training.job)
         for command in list(self._commands.values()):
-            command.tick(at)
+            with self._guard.handling(command.state.job):
+                command.tick(at)
+                self._look_after_files(command.state.job)
         self._launcher.tick()
         self._arbiter.tick()
         self.jobs.drop_forgotten()
         if not was_delayed:
             for key in self._pool.without_heartbeat(self._options.hang_s):
-                self._on_hang(at, key)
+                with self._guard.handling(JobId(key[0])):
+                    self._on_hang(at, key)
         self._flush()
 
+    def _look_after_files(self, job: JobId) -> None:
+        for problem in self.jobs.trim_log(job, self._options.log_bytes):
+            self._report(Told(job, problem))
+
     def on_message(self, key: WorkerKey, message: Message) -> None:
+        with self._guard.handling(JobId(key[0])):
+            self._on_message(key, message)
+
+    def _on_message(self, key: WorkerKey, message: Message) -> None:
         if isinstance(message, Alive) or self._launcher.on_message(key, message):
             return
         training, at = self._trainings[JobId(key[0])], self._clock()
@@ -271,6 +323,10 @@ class Executor:
         return False
 
     def on_exit(self, key: WorkerKey, why: str) -> None:
+        with self._guard.handling(JobId(key[0])):
+            self._on_exit(key, why)
+
+    def _on_exit(self, key: WorkerKey, why: str) -> None:
         if self._launcher.on_exit(key, why):
             return
         training, worker = self._trainings[JobId(key[0])], key[1]

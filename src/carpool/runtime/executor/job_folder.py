@@ -1,4 +1,4 @@
-"""Job folder on disk: log, checkpoints, and the recorded batch splits."""
+"""Job folder on disk: log, checkpoints, and the recorded batch splits. The job can write to it: nothing is trusted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import re
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from urllib.parse import quote
 
+from carpool.core.typed_fields import decode_fields, shown
+from carpool.jobs.untrusted_file import append_untrusted, open_untrusted, read_untrusted
+from carpool.runtime.compat.libc import punch_hole
 from carpool.runtime.job_state.actions import BatchSplit, MicroBatchLimit
 from carpool.runtime.job_state.types import StateCopy
 
 _SCHEMA = 1  # of cuts.jsonl and splits.jsonl
 _MAX_NAME = 255  # NAME_MAX
-_CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
+_BLOCK_BYTES = 1 << 12  # of file systems
+_MAX_RECORD_BYTES = 1 << 24  # of a file of records
+_CHECKPOINT = re.compile(r"step-(\d{1,15})\.ckpt")
+
+_T = TypeVar("_T", BatchSplit, MicroBatchLimit)
 
 
 class JobFolder:
@@ -28,6 +35,8 @@ class JobFolder:
         self._batch_splits = self.path / "cuts.jsonl"
         self._micro_batch_limits = self.path / "splits.jsonl"
         self._log: int | None = None
+        self._log_start = 0  # what is before it was discarded
+        self.problems: list[str] = []  # with its files, for the job's story; the rest of them is used
 
     def make(self, *, resume: bool) -> None:
         """Create the folder; without ``resume``, checkpoints of an earlier run are moved aside."""
@@ -46,8 +55,33 @@ class JobFolder:
     def log(self) -> int:
         """The descriptor of the log, to which the job's output is appended."""
         if self._log is None:
-            self._log = os.open(self.path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._log = open_untrusted(self.path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         return self._log
+
+    def trim_log(self, kept_bytes: int) -> None:
+        """Discard the oldest part of a log that has grown to twice the bytes to keep.
+
+        Its space is freed in place: processes append to it all the time, and offsets of readers stay valid.
+        """
+        if self._log is None or not kept_bytes:
+            return
+        size = os.fstat(self._log).st_size
+        if size - self._log_start < 2 * kept_bytes:
+            return
+        stop = (size - kept_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+        try:
+            punch_hole(self._log, self._log_start, stop)
+        except OSError:  # a file system without holes
+            os.ftruncate(self._log, 0)
+            stop = 0
+        if not self._log_start:
+            self.problems.append(f"its log exceeds {2 * kept_bytes} bytes: the oldest part is discarded (log_bytes)")
+        self._log_start = stop
+
+    def take_problems(self) -> list[str]:
+        """What was found since the last call."""
+        found, self.problems = list(dict.fromkeys(self.problems)), []
+        return found
 
     def state_copies(self) -> list[StateCopy]:
         """The checkpoints, oldest first."""
@@ -60,18 +94,40 @@ class JobFolder:
 
     def batch_splits(self) -> list[BatchSplit]:
         splits: list[BatchSplit] = []
-        for value in _lines(self._batch_splits):
-            split = BatchSplit(value["step"], tuple(value["devices"]), tuple(value["parts"]))
+        for split in self._records(self._batch_splits, BatchSplit):
             splits = [*(known for known in splits if known.step < split.step), split]
         return splits
 
     def micro_batch_limits(self) -> list[MicroBatchLimit]:
-        return [MicroBatchLimit(value["step"], value["samples"]) for value in _lines(self._micro_batch_limits)]
+        return self._records(self._micro_batch_limits, MicroBatchLimit)
+
+    def _records(self, path: Path, kind: type[_T]) -> list[_T]:
+        """The records of a file; lines that are none are skipped, and the first of them is named."""
+        records: list[_T] = []
+        bad: list[str] = []
+        for number, line in enumerate(self._content(path).splitlines(), start=1):
+            try:
+                value = json.loads(line)
+                records.append(decode_fields(kind, value, ignore_unknown=True))
+            except (ValueError, AttributeError, RecursionError) as error:
+                bad.append(f"line {number}: {shown(error)}")
+        if bad:
+            self.problems.append(f"{path.name}: {len(bad)} lines are unusable and were skipped; {bad[0]}")
+        return records
+
+    def _content(self, path: Path) -> bytes:
+        try:
+            return read_untrusted(path, _MAX_RECORD_BYTES)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            self.problems.append(f"{path.name} cannot be read and was skipped: {error.strerror}")
+            return b""
 
     def write(self, record: BatchSplit | MicroBatchLimit) -> None:
         path = self._batch_splits if isinstance(record, BatchSplit) else self._micro_batch_limits
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"schema": _SCHEMA, **asdict(record)}, separators=(",", ":")) + "\n")
+        line = json.dumps({"schema": _SCHEMA, **asdict(record)}, separators=(",", ":"))
+        append_untrusted(path, line.encode() + b"\n")
 
     def _drop_records(self) -> None:
         self._batch_splits.unlink(missing_ok=True)
@@ -91,14 +147,3 @@ def _file_name(job: str) -> str:
         digest = sha256(job.encode()).hexdigest()
         name = f"{name[: _MAX_NAME - len(digest) - 1]}~{digest}"
     return name
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON values of a file, one a line, up to a truncated one."""
-    values: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            values.append(json.loads(line))
-        except ValueError:
-            break
-    return values

@@ -132,6 +132,7 @@ class JobTable:
         self._devices = devices
         self._grace_s = grace_s
         self._forgotten: set[JobId] = set()
+        self._folders: dict[JobId, JobFolder] = {}
 
     def __contains__(self, job: JobId) -> bool:
         return job in self.trainings or job in self.commands
@@ -159,7 +160,16 @@ class JobTable:
         folder = JobFolder(self._state, job)
         folder.make(resume=resume)
         folder.log()
+        self._folders[job] = folder
         return folder
+
+    def trim_log(self, job: JobId, kept_bytes: int) -> list[str]:
+        """Discard the oldest part of a job's log if it is too long; what its story says of its files."""
+        folder = self._folders.get(job)
+        if folder is None:
+            return []
+        folder.trim_log(kept_bytes)
+        return folder.take_problems()
 
     def statuses(self) -> dict[JobId, HeldJobStatus]:
         found = {}
@@ -193,3 +203,4 @@ class JobTable:
                 del self.commands[job]
             if job not in self:
                 self._forgotten.discard(job)
+                self._folders.pop(job, None)

@@ -15,6 +15,14 @@ from typing import NamedTuple
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact
 from carpool.core.model import JobId
+from carpool.core.typed_fields import Amount, Measured
+
+
+class InvalidReport(NamedTuple):
+    """A report with a value out of range, which ends its job."""
+
+    job: JobId
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,7 @@ class Facts:
     """Facts of one instant, for the scheduler."""
 
     facts: tuple[Fact, ...]
+    invalid: tuple[InvalidReport, ...] = ()  # made by the client; never sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class Sized:
     total_steps: int | None  # None: only a target ends it
     batch_size: int = 0
     num_samples: int = 0
-    target_loss: float | None = None  # training ends when the mean loss of `window` steps reaches it
+    target_loss: Measured | None = None  # training ends when the mean loss of `window` steps reaches it
     window: int = 10
 
 
@@ -50,7 +59,7 @@ class Evaluation:
 
     job: JobId
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Measured]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +69,11 @@ class Outcome:
     job: JobId
     steps: int
     epochs: int
-    loss: float | None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    loss: Measured | None
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
     digest: str | None = None  # None for command jobs
     reason: str = ""
-    samples_per_s: float | None = None
+    samples_per_s: Amount | None = None
     memory_bytes: int | None = None  # peak of one worker
 
 

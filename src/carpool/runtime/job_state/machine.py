@@ -40,6 +40,8 @@ from carpool.runtime.process.protocol import (
     WorkerFailed,
 )
 
+_MIN_RATE = 1e-9  # steps per second; the time of a slower step is unknown
+
 
 class JobMachine:
     """Handles the events of one job; every method takes the time and returns the actions to carry out, in order."""
@@ -63,6 +65,11 @@ class JobMachine:
     def stop(self, at: float, *, checkpoint: bool) -> list[Action]:
         """Have all workers exit at a step boundary; the job can be resumed from its checkpoint."""
         self.state.stopping = checkpoint
+        return reconcile(self.state, at)
+
+    def fail(self, at: float, error: str) -> list[Action]:
+        """Fail the job for an error of the executor's."""
+        self.state.fail(error)
         return reconcile(self.state, at)
 
     def set_time_sliced(self, at: float, *, time_sliced: bool) -> list[Action]:
@@ -227,7 +234,7 @@ def _on_stepped(state: JobState, worker: WorkerState, message: Stepped) -> None:
         state.actions += state.exclusive.on_probe_measured(generation)
     if not state.acks.is_assigned:
         return
-    step_s = 1.0 / message.steps_per_s if message.steps_per_s > 0.0 else None
+    step_s = 1.0 / message.steps_per_s if message.steps_per_s > _MIN_RATE else None
     progress = ProgressReported(
         state.job,
         generation,
@@ -276,7 +283,7 @@ def _on_failed(state: JobState, at: float, worker: WorkerState, failure: WorkerF
         _on_out_of_memory(state, at, worker, failure)
     elif failure.kind == "memory":
         state.kill_worker(at, worker, f"ran out of memory ({error})")
-    elif worker.loading_path:
+    elif worker.loading_path and failure.kind != "protocol":
         _fall_back_to_older_checkpoint(state, worker, error)
     else:
         state.fail(f"{error} (on {state.device_name(worker.device)}, step {failure.step})")

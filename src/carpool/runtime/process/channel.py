@@ -2,6 +2,7 @@
 
 A line that comes with descriptors begins with their number: ``2 {"say":…}``. The kernel delivers descriptors with the
 first byte of the line or later ones of the same read, never before, so that counting tells which line they belong to.
+A line is checked before it becomes a message: its length while it is read, its values by the types of the protocol.
 Workers use the blocking `Channel`, the executor `AsyncChannel`.
 """
 
@@ -19,14 +20,16 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from carpool.core.errors import CarpoolError
+from carpool.core.typed_fields import InvalidField, decode_fields, shortened, shown
 from carpool.runtime.process import protocol
 from carpool.runtime.process.protocol import Alive, Message
 
 _READ_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 64  # of one message
+MAX_MESSAGE_BYTES = 1 << 24
 _ANCILLARY_BYTES = socket.CMSG_LEN(_MAX_DESCRIPTORS * struct.calcsize("i"))
 _READ_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
@@ -44,24 +47,25 @@ class ProtocolError(CarpoolError):
 
 
 def encode(message: Message) -> bytes:
-    """A message as one line."""
+    """A message as one line; long texts are cut."""
     name = type(message).__name__
-    return _encode_json({"say": name, **{field: getattr(message, field) for field in _FIELDS[name]}}).encode() + b"\n"
+    values = {field: getattr(message, field) for field in _FIELDS[name]}
+    for field, value in values.items():
+        if type(value) is str:
+            values[field] = shortened(value)
+    return _encode_json({"say": name, **values}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The inverse of `encode`."""
+    """The inverse of `encode`; ProtocolError for what is no message, or has a value out of range."""
     try:
         value = json.loads(line)
-        name = value.pop("say")
-        return _TYPES[name](**{field: _frozen(value[field]) for field in _FIELDS[name]})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"{line[:200]!r} is not a message: {type(error).__name__}: {error}") from None
-
-
-def _frozen(item: Any) -> Any:
-    """Turn JSON lists back into tuples."""
-    return tuple(_frozen(part) for part in item) if isinstance(item, list) else item
+        kind = _TYPES[value.pop("say")]
+        return decode_fields(kind, value, ignore_unknown=True)
+    except InvalidField as error:
+        raise ProtocolError(f"{shown(line)} is not a message: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"{shown(line)} is not a message: {type(error).__name__}: {shown(error)}") from None
 
 
 class Closed(CarpoolError):
@@ -139,12 +143,12 @@ class AsyncChannel:
         self._incoming = _Incoming()
         self._outgoing: deque[tuple[memoryview, list[int]]] = deque()
         self._awaited: asyncio.Future[None] | None = None
-        self._ended = ""
+        self._ended: CarpoolError | None = None  # why no message follows
         self._loop.add_reader(end.fileno(), self._read)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; its descriptors may be closed when this returns. Dropped if the channel is closed."""
-        if self._ended:
+        if self._ended is not None:
             return
         idle = not self._outgoing
         self._outgoing.append((memoryview(_framed(message, fds)), [os.dup(fd) for fd in fds]))
@@ -152,10 +156,10 @@ class AsyncChannel:
             self._write()
 
     async def receive(self) -> Received:
-        """The next message. Raises `Closed` when there will be none."""
+        """The next message. Raises `Closed` when there will be none, `ProtocolError` for what is no message."""
         while (found := self._incoming.take()) is None:
-            if self._ended:
-                raise Closed(self._ended)
+            if self._ended is not None:
+                raise self._ended
             self._awaited = self._loop.create_future()
             await self._awaited
         return found
@@ -163,7 +167,7 @@ class AsyncChannel:
     def close(self) -> None:
         """Close this end; a `receive` that waits raises `Closed`."""
         if self._socket.fileno() >= 0:
-            self._end("closed here")
+            self._end(Closed("closed here"))
             self._socket.close()
             self._incoming.close()
 
@@ -173,7 +177,9 @@ class AsyncChannel:
         except BlockingIOError:
             return
         except Closed as error:
-            self._end(str(error))
+            self._end(Closed(str(error)))
+        except ProtocolError as error:
+            self._end(error)
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_result(None)
 
@@ -194,7 +200,7 @@ class AsyncChannel:
             self._drop_outgoing()  # the reader sees the end after all earlier messages
         self._loop.remove_writer(self._socket.fileno())
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: CarpoolError) -> None:
         self._ended = self._ended or reason
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
@@ -213,6 +219,7 @@ class _Incoming:
 
     def __init__(self) -> None:
         self._partial: list[bytes] = []
+        self._partial_bytes = 0
         self._lines: deque[bytes] = deque()
         self._fds: deque[int] = deque()
 
@@ -234,9 +241,13 @@ class _Incoming:
             raise Closed("the other side closed the channel")
         first, *rest = data.split(b"\n")
         self._partial.append(first)
+        self._partial_bytes += len(first)
         for piece in rest:
             self._lines.append(b"".join(self._partial))
-            self._partial = [piece]
+            self._partial, self._partial_bytes = [piece], len(piece)
+        if self._partial_bytes > MAX_MESSAGE_BYTES:
+            self._partial.clear()
+            raise ProtocolError(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
 
     def take(self) -> Received | None:
         if not self._lines:
@@ -245,7 +256,7 @@ class _Incoming:
         count = 0
         if line[:1].isdigit():
             number, _, line = line.partition(b" ")
-            count = int(number)
+            count = int(number) if len(number) <= 3 and number.isdigit() else _MAX_DESCRIPTORS + 1
         if count > len(self._fds):
             raise ProtocolError(f"{line[:80]!r} needs {count} descriptors; {len(self._fds)} came")
         return Received(decode(line), tuple(self._fds.popleft() for _ in range(count)))
@@ -254,6 +265,7 @@ class _Incoming:
         close_all(self._fds)
         self._fds.clear()
         self._lines.clear()
+        self._partial.clear()
 
 
 def _framed(message: Message, fds: Sequence[int]) -> bytes:

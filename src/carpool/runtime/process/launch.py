@@ -35,7 +35,9 @@ class Launched(NamedTuple):
 
 def launch_executor(environment: Mapping[str, str]) -> Launched:
     """Launch an executor that exits with this process, with additional variables."""
-    return _launch(EXECUTOR, {**os.environ, **environment})
+    from carpool.jobs.environment import shell_environment
+
+    return _launch(EXECUTOR, {**shell_environment(os.environ), **environment})
 
 
 def launch_forkserver() -> Launched:

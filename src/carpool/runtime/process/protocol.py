@@ -15,13 +15,19 @@ Lifecycle of a worker:
 5. Training ends with `Done` from every rank, carrying the digest of the weights; any other end is `WorkerFailed`.
 
 "Step n" in a message means: n steps are done.
+
+The annotations are also the limits of what is accepted (`core.typed_fields`): a job can write anything to its channel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from carpool.core.typed_fields import Amount, Measured, Range
+
+Seconds = Annotated[float, Range(0, 1e9)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ class MetricsMeasured(Message):
     """Metrics from rank 0, recorded by every rank."""
 
     step: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,7 @@ class Leave(Message):
 class Prewarmed(Message):
     """The process is ready for any job."""
 
-    seconds: float  # warm-up time
+    seconds: Seconds  # warm-up time
     memory_bytes: int = 0  # GPU memory held; 0: unknown
     skipped: tuple[str, ...] = ()  # kernels that failed to warm up, and why
 
@@ -193,7 +199,7 @@ class Ready(Message):
     has_batch_norm: bool = False
     can_shard_update: bool = False  # each rank may update a range of the parameters
     notes: tuple[str, ...] = ()  # for the job's story
-    target_loss: float | None = None  # training ends when the mean loss of `window` steps reaches it
+    target_loss: Measured | None = None  # training ends when the mean loss of `window` steps reaches it
     window: int = 10
 
 
@@ -218,10 +224,10 @@ class Contributed(Message):
 
     epoch: int
     step: int
-    seconds: float  # of the forward and backward pass
+    seconds: Seconds  # of the forward and backward pass
     samples: int
-    update_s: float = 0.0  # per element, of the last update; 0: unknown
-    copy_s: float = 0.0  # per element, to exchange an updated parameter; 0: unknown
+    update_s: Seconds = 0.0  # per element, of the last update; 0: unknown
+    copy_s: Seconds = 0.0  # per element, to exchange an updated parameter; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +247,11 @@ class Stepped(Message):
 
     step: int
     epoch: int  # of the training data
-    loss: float
-    samples_per_s: float
-    steps_per_s: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    noise: float | None = None  # gradient noise scale
+    loss: Measured
+    samples_per_s: Amount
+    steps_per_s: Amount
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    noise: Measured | None = None  # gradient noise scale
     memory_bytes: int = 0  # peak
     probed: bool = False  # the result of a probe
 
@@ -262,7 +268,7 @@ class Evaluated(Message):
     """Rank 0 evaluated; the executor forwards it as `MetricsMeasured`."""
 
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Measured]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +347,10 @@ class Done(Message):
 
     step: int
     epoch: int  # of the training data
-    loss: float
+    loss: Measured
     digest: str
     reason: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     memory_bytes: int = 0  # peak
 
@@ -353,8 +359,8 @@ class Done(Message):
 class WorkerFailed(Message):
     """An error in this worker."""
 
-    # user, diverged, input: the job fails; memory: retried; disk: training continues; device: the process is lost;
-    # lane: the process did not get its GPU share
+    # user, diverged, input, protocol: the job fails; memory: retried; disk: training continues; device: the process is
+    # lost; lane: the process did not get its GPU share
     kind: str
     error: str
     step: int = 0
@@ -384,7 +390,7 @@ class SendSignal(Message):
     """Signal a worker; ignored once it has exited, so that a reused pid is never hit."""
 
     pid: int
-    signal: int
+    signal: Annotated[int, Range(0, 64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,4 +398,4 @@ class Exited(Message):
     """A worker has exited and was reaped; processes it started were killed."""
 
     pid: int
-    code: int  # as in subprocess: negative for a signal
+    code: Annotated[int, Range(-64, 255)]  # as in subprocess: negative for a signal

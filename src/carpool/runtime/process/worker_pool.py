@@ -15,7 +15,7 @@ from carpool.logs import log_event
 from carpool.runtime.process.channel import AsyncChannel, Closed, close_all, pair
 from carpool.runtime.process.forkserver import ForkServer, ForkServerDied
 from carpool.runtime.process.launch import Launched
-from carpool.runtime.process.protocol import Begin, CheckEntry, Exited, Message, Prewarm
+from carpool.runtime.process.protocol import Begin, CheckEntry, Exited, Message, Prewarm, WorkerFailed
 
 WorkerKey = tuple[str, int]  # job and number of a worker
 MakeForkServer = Callable[[Callable[[Exited], object], Callable[[str], object]], ForkServer]
@@ -177,7 +177,8 @@ class WorkerPool:
                 message, fds = await process.channel.receive()
             except Closed:
                 return
-            except CarpoolError:  # not a message of ours
+            except CarpoolError as error:  # not a message of ours
+                self._listener.on_message(process.key, WorkerFailed("protocol", f"its worker sent {error}"))
                 self.kill(process.key)
                 return
             close_all(fds)

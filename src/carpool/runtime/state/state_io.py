@@ -66,8 +66,11 @@ class StateIO:
         self._checkpoints = checkpoints  # None: nothing is saved
         self._faults = faults
 
-    def save(self, *, is_best: bool = False) -> str | None:
-        """Write a checkpoint; returns its path, "" if checkpoints are off, or None if writing failed."""
+    def save(self, *, is_best: bool = False, quietly: bool = False) -> str | None:
+        """Write a checkpoint; returns its path, "" if checkpoints are off, or None if writing failed.
+
+        A failure is reported unless it was before (`quietly`).
+        """
         if self._checkpoints is None:
             return ""
         step = self._trainer.cursor.step
@@ -76,9 +79,11 @@ class StateIO:
             with self._swap.readable():
                 return str(self._checkpoints.save(step, self._trainer.state_dict(), is_best=is_best))
         except OSError as error:
-            self._send(WorkerFailed("disk", f"step {step}: cannot write the checkpoint: {error.strerror}", step))
+            failed = WorkerFailed("disk", f"step {step}: cannot write the checkpoint: {error.strerror}", step)
         except CheckpointError as error:
-            self._send(failure_message(error, step))
+            failed = failure_message(error, step)
+        if not quietly:
+            self._send(failed)
         return None
 
     def load(self, order: Load, fds: Sequence[int], is_interrupted: Callable[[], bool]) -> None:

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from carpool.core.errors import InputError
+from carpool.core.typed_fields import MAX_INT, shown
 from carpool.runtime.data.batches import Augment, BatchSource
 from carpool.runtime.data.sampler import Cursor, Shuffle, StepSampler
 from carpool.runtime.engine.determinism import generator_states, restore_generator_states
@@ -61,6 +62,7 @@ from carpool.runtime.worker.rate_meter import RateMeter
 CHANNEL = "CARPOOL_CHANNEL"  # environment variable: descriptor of the inherited socket
 LEFT = 128 + signal.SIGTERM  # exit code of a preempted program that saved its state
 _POLL_S = 0.1  # for SIGTERM, while waiting for a turn
+_RETRY_S = 2.0  # between attempts to write the final state
 
 
 def session(
@@ -143,7 +145,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._save()
+            self._save_final()
             self._send(
                 Done(
                     step=self._steps_done,
@@ -162,8 +164,8 @@ class Session:
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining steps of ``total``; turns and checkpoints happen between them."""
-        if type(total) is not int or total < 0:
-            raise InputError(f"session.steps({total!r}); it must be a whole number of steps")
+        if type(total) is not int or not 0 <= total <= MAX_INT:
+            raise InputError(f"session.steps({shown(total)}); it must be a whole number of steps, at most 2**53")
         self._join(total)
         if self._restored_rng is not None:
             restore_generator_states(self._restored_rng)
@@ -283,19 +285,32 @@ class Session:
     def _on_sigterm(self, sign: int, frame: FrameType | None) -> None:
         self._is_leaving = True
 
-    def _save(self) -> None:
+    def _save_final(self) -> None:
+        """Write the final state; without room for it, wait: a program whose state is not on disk has not finished."""
+        error = self._save()
+        while error is not None:
+            if self._channel is None:
+                raise error
+            self._handle_next(_RETRY_S)
+            if self._is_leaving:
+                sys.exit(LEFT)
+            error = self._save(quietly=True)
+
+    def _save(self, *, quietly: bool = False) -> CheckpointError | None:
         """Write a checkpoint; a failed write is reported and does not end the training."""
         self._saved_at = time.monotonic()
         if self._checkpoints is None or self._saved_step == self._steps_done:
-            return
+            return None
         try:
             path = self._checkpoints.save(self._steps_done, self._state_dict())
         except CheckpointError as error:
-            self._send(WorkerFailed("disk", str(error), self._steps_done))
-            warnings.warn(str(error), stacklevel=2)
-            return
+            if not quietly:
+                self._send(WorkerFailed("disk", str(error), self._steps_done))
+                warnings.warn(str(error), stacklevel=2)
+            return error
         self._saved_step = self._steps_done
         self._send(Saved(self._steps_done, str(path)))
+        return None
 
     def _state_dict(self) -> dict[str, Any]:
         return {

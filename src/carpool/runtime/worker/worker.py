@@ -66,6 +66,8 @@ from carpool.runtime.worker.error_classifier import failure_message, is_device_f
 from carpool.runtime.worker.fault_injection import FaultInjector
 from carpool.runtime.worker.rank_context import GroupJoiner, RankContext
 
+_RETRY_S = 2.0  # between attempts to write a final state
+
 
 class Worker:
     """Runs a trainer under the executor's orders."""
@@ -98,6 +100,7 @@ class Worker:
         self._newest_epoch = -1
         self._is_torn = False  # an update is incomplete: the state belongs to no step
         self._deferred: list[Received] = []
+        self._unsaved_end = ""  # why training ended, while its final state cannot be written
 
     def run(self) -> None:
         """Train and carry out orders until `Leave` or the end of the channel."""
@@ -111,7 +114,9 @@ class Worker:
 
     def _run_once(self) -> None:
         try:
-            if self._context is None:
+            if self._context is None and self._unsaved_end and not self._deferred:
+                self._retry_final_save()
+            elif self._context is None:
                 self._handle_next()
             else:
                 self._act(self._context)
@@ -289,8 +294,24 @@ class Worker:
         self._context = None
         context.finish(self._trainer)
         self._swap.swap_out()
-        if context.proceed.rank == 0:
-            self._state_io.save()
+        if context.proceed.rank == 0 and self._state_io.save() is None:
+            self._unsaved_end = reason
+            self._channel.send(Noted(f"its final state is not on disk: it ends when there is room ({_RETRY_S:g} s)"))
+        else:
+            self._report_done(reason)
+
+    def _retry_final_save(self) -> None:
+        """Wait for orders or a moment, then try to write the final state again: without it nothing is finished."""
+        received = self._channel.receive(_RETRY_S)
+        if received is not None:
+            if isinstance(received.message, Proceed | Halt | Load):
+                self._unsaved_end = ""  # the end is reached again
+            self._handle(received)
+        elif self._state_io.save(quietly=True) is not None:
+            reason, self._unsaved_end = self._unsaved_end, ""
+            self._report_done(reason)
+
+    def _report_done(self, reason: str) -> None:
         with self._swap.readable():
             self._channel.send(done_message(self._trainer, reason, self._swap.notes()))
 

@@ -54,6 +54,7 @@ class RunRequest:
     profiles: Mapping[JobId, ProfileRateModel] = field(default_factory=dict)  # what is known of the jobs
     journal: Path | None = None  # where to write the journal too
     observers: tuple[Observer, ...] = ()
+    tell: Callable[[str], None] = lambda words: None  # prints a notice for the user
 
 
 class BatchRun:
@@ -213,6 +214,7 @@ def _options(
         sync=False,
         notifies=False,
         supplies=request.supplies,
+        tell=request.tell,
     )
 
 

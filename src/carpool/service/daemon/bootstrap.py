@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from carpool.backends.executors import LOCAL, ExecutorGone, ExecutorGroup, ExecutorPort, WaitableClock, WallClock
@@ -45,6 +46,7 @@ from carpool.service.daemon.profile_store import ProfileSource, ProfileStore, Sh
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.daemon.record_log import RecordLog
 from carpool.service.daemon.recovery import (
+    Salvage,
     StateObservers,
     is_ahead,
     newest_policy,
@@ -57,9 +59,11 @@ from carpool.service.daemon.retention import CheckpointRetention
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
 from carpool.service.queries.present import TimeBase
+from carpool.service.store.disk_space import DiskReserve
 from carpool.service.store.store import Store
 
 _RESTARTS_WITHIN_S = 60.0
+_MAX_DEATHS = 2  # of executors that one job may cause
 _MANY_RECORDS = 1000  # folded at a start: store a snapshot at once
 
 _log = logging.getLogger(__name__)
@@ -114,6 +118,7 @@ class DaemonInstance:
         self.store = store
         self.notices: list[str] = [*store.findings.messages()]  # what the start found, for the operator
         self._first: list[Fact] = []
+        self._salvage = Salvage()
         self.scheduler, estimator, folded = self._recovered_scheduler()
         self.calendar = TimeBase(store.begun_at)
         cluster = self.scheduler.cluster
@@ -125,7 +130,8 @@ class DaemonInstance:
             EventLog(EventFeed(store.mark.epoch + 1), self.calendar.unix),
             learner,
         )
-        self.recovered = recover_observers(store, self.scheduler, self.observers, folded, observers)
+        self.recovered = recover_observers(store, self.scheduler, self.observers, folded, observers, self._salvage)
+        self._quarantine_unusable()
         self.observers.events.feed.end_replay()
         self._folder = folder
         self._job_files = JobFileWriter(folder)
@@ -138,8 +144,9 @@ class DaemonInstance:
         self._node = rejoined_node(cluster, options.devices, options.supplies)
         self.names = {device.id: device.name for device in self._node.devices}
         self._restarts: list[float] = []
+        self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
         self._over: list[JobId] = []  # their records are not durable yet
-        self._notifier = Notifier(options.state, self._tell)
+        self._notifier = Notifier(options.state, self._tell, pass_env=options.options.pass_env)
         self._retention = CheckpointRetention(
             options.state,
             options.checkpoint_days,
@@ -166,6 +173,9 @@ class DaemonInstance:
             folder.make_private()
             folder.hold(by="daemon")
             undo.callback(folder.let_go)
+            reserve = DiskReserve(options.state)
+            reserve.hold()  # or free it, on a full disk, for what a start has to write
+            options = replace(options, loop=replace(options.loop, reserve=reserve))
             store = Store.open(options.state, cls.header(options), sync=options.sync)
             undo.callback(store.close)
             daemon = cls(options, folder, store)
@@ -217,12 +227,19 @@ class DaemonInstance:
             cluster, self._policy(), estimator=estimator, find_policy=options.find_policy, fallback=fallback
         )
         estimator.has_company = colocation_check(scheduler)
-        folded = recover_scheduler(self.store, scheduler)
+        folded = recover_scheduler(self.store, scheduler, self._salvage)
         estimator.cluster = scheduler.cluster
         log_event(_log, "store_opened", folder=str(self.store.folder), records=folded, jobs=len(scheduler.jobs))
         for finding in self.notices:
             log_event(_log, "store_finding", level=logging.WARNING, finding=finding)
         return scheduler, estimator, folded
+
+    def _quarantine_unusable(self) -> None:
+        """Fail the jobs of which the journal holds values that cannot be used, and tell the operator."""
+        self._first += self._salvage.failures(self.scheduler.jobs)
+        for finding in self._salvage.messages():
+            log_event(_log, "store_finding", level=logging.WARNING, finding=finding)
+            self.notices.append(finding)
 
     def _policy(self) -> Policy:
         """The last policy in the journal; a fact replaces it where another one is wanted or it cannot be loaded."""
@@ -316,6 +333,7 @@ class DaemonInstance:
             on_report=self._on_report,
             sized=self.observers.learner.sized,
             before_commit=self._before_commit,
+            tell_operator=self.options.tell,
             renew=self._renew,
         )
         programs, notes, jobs = self.recovered.programs, self.recovered.notes, self.scheduler.jobs
@@ -329,6 +347,7 @@ class DaemonInstance:
             programs={job: programs[job] for job in jobs if job in programs},
             notes={job: notes[job] for job in jobs if job in notes},
         )
+        self.loop.hold_reserve()
 
     def _tell(self, job: JobId, words: str) -> None:
         self.loop.tell(job, words)
@@ -380,7 +399,20 @@ class DaemonInstance:
             times = f" for the {len(self._restarts)}th time within {_RESTARTS_WITHIN_S:.0f} s" if allowed else ""
             raise ExecutorGone(f"the executor ended{times}: {reason}")
         self._node = rejoined_node(self.scheduler.cluster, self.options.devices, self.options.supplies)
-        return await self._start_executor(), self._rejoin()
+        blamed = self._blamed(reason)
+        return await self._start_executor(), [*self._rejoin(), *blamed]
+
+    def _blamed(self, reason: str) -> list[Fact]:
+        """Fail the job that the executor was handling when it died, if that has happened before."""
+        job = self._access.job_in_hand()
+        if job is None or job not in self.scheduler.jobs:
+            return []
+        self._deaths[job] += 1
+        log_event(_log, "executor_died_of_job", level=logging.ERROR, job=job, times=self._deaths[job], reason=reason)
+        if self._deaths[job] < _MAX_DEATHS:
+            return []
+        error = f"quarantined: the executor died {self._deaths[job]} times while it handled this job ({reason})"
+        return [JobFailed(job, self.scheduler.jobs[job].generation, error)]
 
     def _resend(self, found: ExecutorClient) -> set[JobId]:
         """Send what the executor may have missed; the jobs it knows then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Protocol
 
 from carpool.backends.executors import LOCAL, ExecutorPort
 from carpool.core.errors import CarpoolError
+from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
+from carpool.jobs.environment import daemon_environment
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket
+from carpool.runtime.executor.job_guard import marked_job
 from carpool.service.store.store import Store
 
 _SILENCE_S = 60.0  # after which an executor counts as hung and is replaced
@@ -61,6 +65,9 @@ class ExecutorAccess(Protocol):
 
     async def start(self, claims: ClaimSource) -> ExecutorPort: ...
 
+    def job_in_hand(self) -> JobId | None:
+        """The job that the last executor was handling when it died; None if it was handling none."""
+
     def close(self) -> None: ...
 
 
@@ -71,7 +78,7 @@ class PersistentExecutor:
 
     def __init__(self, folder: Path, options: ExecutorOptions) -> None:
         self._socket = ExecutorSocket(folder)
-        self._environment = options.environment
+        self._environment = {**daemon_environment(os.environ, options.pass_env), **options.environment}
 
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
         """Claim the executor behind the socket; one that does not answer is killed."""
@@ -94,7 +101,11 @@ class PersistentExecutor:
 
     async def _claim(self, claims: ClaimSource) -> Claim:
         claim = await claims.next_durable()
-        return replace(claim, options=replace(claim.options, on_orphan="wait"), silence_s=_SILENCE_S)
+        options = replace(claim.options, on_orphan="wait", job_marker=str(self._socket.job_marker))
+        return replace(claim, options=options, silence_s=_SILENCE_S)
+
+    def job_in_hand(self) -> JobId | None:
+        return marked_job(self._socket.job_marker)
 
     def close(self) -> None:
         if not self._socket.is_answered:
@@ -115,6 +126,9 @@ class ChildExecutor:
     async def start(self, claims: ClaimSource) -> ExecutorPort:
         claim = claims.next()
         return await self._start(claim.devices, claim.state)
+
+    def job_in_hand(self) -> JobId | None:
+        return None
 
     def close(self) -> None:
         """Nothing is left."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +30,10 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import report_to_json
-from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report, Sized, Told
+from carpool.runtime.executor.reports import Facts, Gone, InvalidReport, Outcome, Report, Sized, Told
 from carpool.service.daemon.policy_guard import PlanningBudget
-from carpool.service.store.store import CommitMark, ExecutorMark, Store, snapshot_text
+from carpool.service.store.disk_space import DiskReserve
+from carpool.service.store.store import CommitMark, ExecutorMark, Store, StoreFull, snapshot_text
 
 _RECORDS_RETAINED = 100_000  # for job histories; replaying them at a start takes some seconds
 _RECORDS_PER_SNAPSHOT = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
@@ -81,6 +82,7 @@ class LoopHooks:
     on_report: Callable[[float, Report], None] = lambda at, report: None  # after the scheduler has folded its facts
     sized: Callable[[JobId], Sized | None] = lambda job: None  # what a training reported of its length
     before_commit: Callable[[], Callable[[], None]] = lambda: lambda: None  # returns what to do after the commit
+    tell_operator: Callable[[str], None] = lambda words: None
     renew: RenewExecutor | None = None  # replaces an executor that is gone; without it the loop raises ExecutorGone
 
 
@@ -91,12 +93,18 @@ class LoopOptions:
     commit: Commit = asyncio.to_thread
     retain: int = _RECORDS_RETAINED
     planning_share: float = 0.2  # of the time, at most
+    reserve: DiskReserve | None = None  # disk space for commits on a full disk
+    retry_s: float = 2.0  # between attempts to write on a full disk
     introduce_early: bool = False  # tell executors of jobs when they are submitted, not with their first order
     end: LoopEnd = field(default_factory=LoopEnd)
 
 
 class CommitFailed(CarpoolError):
     """The journal could not be written, so the request was not accepted."""
+
+
+class ReadOnly(CarpoolError):
+    """The disk is full: no jobs are accepted."""
 
 
 class DaemonLoop:
@@ -142,6 +150,7 @@ class DaemonLoop:
         self._since_snapshot = 0
         self._snapshotting: asyncio.Task[None] | None = None
         self._is_closing = False
+        self.disk_full = ""  # why no jobs are accepted; empty: they are
         scheduler.add_observer(self)
 
     def record(self, record: Record) -> None:
@@ -155,8 +164,10 @@ class DaemonLoop:
     async def submit(self, jobs: Sequence[ListedJob], note: Mapping[str, Any] | None = None) -> None:
         """Accept jobs, all or none; returns when they are durable. InputError for a name that is taken.
 
-        `note` is stored with each of them, as JSON values.
+        `note` is stored with each of them, as JSON values. ReadOnly while the disk is full.
         """
+        if self.disk_full:
+            raise ReadOnly(f"{self.disk_full}. No jobs are accepted until there is room: free disk space.")
         await asyncio.shield(self._submit((), jobs, note))
 
     def _submit(
@@ -252,11 +263,18 @@ class DaemonLoop:
         for each in held:
             self._keep_report(at, each)
         if isinstance(report, Facts):
-            if facts := self._executors.current(name, report.facts):
+            if facts := [*self._executors.current(name, report.facts), *self._failures(report.invalid)]:
                 self._handle(facts, carry=carry)
             self._hooks.on_report(at, report)
         else:
             self._keep_report(at, report)
+
+    def _failures(self, invalid: Sequence[InvalidReport]) -> Iterator[Fact]:
+        """End the jobs that invalid reports are about."""
+        for job, reason in invalid:
+            log_event(_log, "report_refused", level=logging.ERROR, job=job, reason=reason)
+            if job in self._scheduler.jobs:
+                yield JobFailed(job, self._scheduler.jobs[job].generation, reason)
 
     def _keep_report(self, at: float, report: Report) -> None:
         self._store.add_report(at, report_to_json(report))
@@ -320,8 +338,14 @@ class DaemonLoop:
     async def _commit_always(self) -> None:
         """Commit again and again: what is folded during one commit is in the next."""
         while not self._is_closing:
-            await self._dirty.wait()
-            await self._commit_once()
+            if self.disk_full:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._dirty.wait(), self._options.retry_s)
+                self._check_room()
+            else:
+                await self._dirty.wait()
+            if self._dirty.is_set():
+                await self._commit_once()
 
     async def _commit_once(self) -> None:
         self._dirty.clear()
@@ -376,11 +400,42 @@ class DaemonLoop:
                 port.acknowledge(heard)
 
     async def _make_durable(self) -> None:
-        try:
-            await self._options.commit(self._store.commit)
-        except (OSError, sqlite3.Error) as error:
-            log_event(_log, "commit_failed", level=logging.ERROR, error=str(error))
-            raise CommitFailed(f"the journal cannot be written: {error}. Free disk space, then start again.") from error
+        """Commit; on a full disk with the reserve, and then as often as it takes."""
+        while True:
+            try:
+                await self._options.commit(self._store.commit)
+            except StoreFull as error:
+                self._on_disk_full(str(error))
+                if self._options.reserve is not None and self._options.reserve.release():
+                    continue
+                if self._is_closing or self._stopping.is_set():
+                    raise CommitFailed(f"{error}. Free disk space, then start again.") from error
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), self._options.retry_s)
+            except (OSError, sqlite3.Error) as error:
+                log_event(_log, "commit_failed", level=logging.ERROR, error=str(error))
+                raise CommitFailed(f"the journal cannot be written: {error}. Start again.") from error
+            else:
+                self._check_room()
+                return
+
+    def hold_reserve(self) -> None:
+        """Allocate the reserve; without room for it no jobs are accepted."""
+        if self._options.reserve is not None and not self._options.reserve.hold():
+            self._on_disk_full(f"the disk of {self._store.folder} is full")
+
+    def _on_disk_full(self, reason: str) -> None:
+        if not self.disk_full:
+            log_event(_log, "disk_full", level=logging.ERROR, reason=reason)
+            self._hooks.tell_operator(f"{reason}. No jobs are accepted until there is room; running ones go on.")
+        self.disk_full = reason
+
+    def _check_room(self) -> None:
+        """Accept jobs again once there is room, and the reserve is restored."""
+        if self.disk_full and (self._options.reserve is None or self._options.reserve.hold()):
+            self.disk_full = ""
+            log_event(_log, "disk_has_room", level=logging.WARNING)
+            self._hooks.tell_operator("the disk has room again; jobs are accepted")
 
     def store_snapshot(self) -> None:
         """Let the next start fold only what follows; skipped where the disk is full."""

@@ -17,6 +17,8 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from carpool.core.model import JobId
+from carpool.core.typed_fields import shortened
+from carpool.jobs.environment import daemon_environment
 from carpool.runtime.compat.process_lifetime import wait_for_exit
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.service.daemon.webhook import ADDRESS
@@ -27,6 +29,7 @@ _TRY_S = 20.0
 _PAUSE_S = 5.0  # before the next try, doubled each time
 _CONCURRENT = 2  # deliveries of one user
 _OUTPUT_BYTES = 200  # of a failed command, in the job's history
+_ERROR_CHARACTERS = 4096  # of a job's error in the environment of a command, which has little room
 _POST = (sys.executable, "-P", "-m", "carpool.service.daemon.webhook")
 
 
@@ -49,6 +52,7 @@ class Notification:
     folder: str
     environment: Mapping[str, str]
     text: str
+    pass_env: Sequence[str] = ()  # variables of the daemon that a command gets
 
     @property
     def address(self) -> str:
@@ -77,7 +81,9 @@ class Notifier:
         tell: Callable[[JobId, str], None],
         send: Send | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        pass_env: Sequence[str] = (),
     ) -> None:
+        self._pass_env = pass_env
         self._state = state
         self._tell = tell
         self._send = send or deliver
@@ -92,7 +98,8 @@ class Notifier:
             return
         variables = {"CARPOOL_JOB": ending.job, "CARPOOL_USER": ending.user, "CARPOOL_PHASE": ending.phase}
         text = json.dumps({"schema": 1, **asdict(ending)})
-        notice = Notification(target, folder, {**variables, "CARPOOL_ERROR": ending.error}, text)
+        variables["CARPOOL_ERROR"] = shortened(ending.error, _ERROR_CHARACTERS)
+        notice = Notification(target, folder, variables, text, self._pass_env)
         task = asyncio.get_running_loop().create_task(self._announce(ending, notice, mark))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -169,7 +176,7 @@ def _start(notice: Notification, given: IO[bytes], output: IO[bytes]) -> subproc
         stdin=given,
         stdout=subprocess.DEVNULL,
         stderr=output,
-        env={**os.environ, **notice.environment, **posted},
+        env={**daemon_environment(os.environ, notice.pass_env), **notice.environment, **posted},
         cwd=notice.folder or None,
         start_new_session=True,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.online_estimator import OnlineEstimator
 from carpool.backends.profile_learner import ProfileLearner
 from carpool.core.host_resources import UNKNOWN, HostResources
-from carpool.core.messages import Fact, NodeJoined, NodeLost, Observer, Order, PolicyChanged, Record
+from carpool.core.journal import SkippedItem, skipped_item
+from carpool.core.messages import Fact, JobFailed, NodeJoined, NodeLost, Observer, Order, PolicyChanged, Record
 from carpool.core.model import Job, JobId
 from carpool.core.scheduler import Scheduler
 from carpool.core.state.reconcile import order_for
@@ -24,6 +26,7 @@ from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventLog
 from carpool.service.store.store import Details, Store
 
+_NAMED = 20  # skipped values that the report of a start names
 Banks = tuple[tuple[str, int, int], ...]  # (device type, number of devices, memory of each)
 
 
@@ -121,6 +124,36 @@ class RecoveredState(NamedTuple):
     folded: int  # records behind the newest snapshot
 
 
+class Salvage:
+    """What recovery could not use of a journal, by job; the daemon starts without it."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[JobId, str] = {}  # the first of each job
+        self._places: list[str] = []
+
+    def add(self, where: str, items: Sequence[SkippedItem]) -> None:
+        for job, reason in items:
+            self.reasons.setdefault(job, f"{where} cannot be used: {reason}")
+            self._places.append(f"{where}, {f'job {job!r}' if job else 'no known job'}: {reason}")
+
+    @contextmanager
+    def tolerating(self, where: str, job: str = "") -> Iterator[None]:
+        """Skip what raises: a journal is data, and no data may keep the daemon from starting."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - see above
+            self.add(where, [skipped_item(job, error)])
+
+    def messages(self) -> list[str]:
+        shown, more = self._places[:_NAMED], len(self._places) - _NAMED
+        found = [f"A value of the journal cannot be used and was skipped: {place}" for place in shown]
+        return [*found, f"{more} more values of the journal were skipped."] if more > 0 else found
+
+    def failures(self, jobs: Mapping[JobId, Job]) -> list[Fact]:
+        """Fail the jobs that are not over: what the journal says about them is incomplete."""
+        return [JobFailed(job, jobs[job].generation, reason) for job, reason in self.reasons.items() if job in jobs]
+
+
 def newest_policy(store: Store) -> str:
     """The last policy in the journal, as it was written."""
     snapshot = store.snapshot
@@ -131,44 +164,72 @@ def newest_policy(store: Store) -> str:
     return text
 
 
-def recover_scheduler(store: Store, scheduler: Scheduler) -> int:
+def recover_scheduler(store: Store, scheduler: Scheduler, salvage: Salvage | None = None) -> int:
     """Fold the newest snapshot and the records behind it, without planning again; the number of these records."""
+    salvage = salvage or Salvage()
     after = 0
     if store.snapshot is not None:
+        salvage.add("a snapshot", store.snapshot.skipped)
         scheduler.restore(store.snapshot.state)
         after = store.snapshot.number
-    records = [entry.record for entry in store.entries(after)]
-    scheduler.recover(records, has_gaps=bool(store.findings.lost))
-    return len(records)
+    folded = 0
+    skipped: list[SkippedItem] = []
+
+    def records() -> Iterator[Record]:
+        nonlocal folded
+        for entry in store.entries(after):
+            folded += 1
+            skipped.extend(entry.skipped)
+            yield entry.record
+            salvage.add(f"record {entry.number}", skipped)  # with those that folding it added
+            skipped.clear()
+
+    scheduler.recover(records(), has_gaps=bool(store.findings.lost), skipped=skipped)
+    return folded
 
 
 def recover_observers(
-    store: Store, scheduler: Scheduler, observers: StateObservers, folded: int = 0, others: Sequence[Observer] = ()
+    store: Store,
+    scheduler: Scheduler,
+    observers: StateObservers,
+    folded: int = 0,
+    others: Sequence[Observer] = (),
+    salvage: Salvage | None = None,
 ) -> RecoveredState:
     """Show observers all stored records; older jobs are taken from the snapshot."""
+    salvage = salvage or Salvage()
     found = RecoveredState({}, {}, folded)
     begins_at = next(store.records(), Record(inf, ())).at
     if store.snapshot is not None:
-        _take_details(found, store.snapshot.details)
+        _take_details(found, store.snapshot.details, salvage)
         for job in store.snapshot.state.jobs:
             observers.accounting.adopt(job, begins_at)
             observers.events.adopt(job)
-        for detail in store.snapshot.details.values():
-            if "sized" in detail:
-                observers.take(store.snapshot.state.at, report_from_json(dict(detail["sized"])))
+        for name, detail in store.snapshot.details.items():
+            with salvage.tolerating("a snapshot", name):
+                if "sized" in detail:
+                    observers.take(store.snapshot.state.at, report_from_json(dict(detail["sized"])))
     for entry in store.entries():
+        where = f"record {entry.number}"
         for stored in entry.reports:
-            observers.take(stored.at, report_from_json(dict(stored.report)))
+            with salvage.tolerating(where, str(stored.report.get("job", ""))):
+                observers.take(stored.at, report_from_json(dict(stored.report)))
         for observer in (observers, *others):
-            observer.record(entry.record)
-        _take_details(found, entry.details)
+            with salvage.tolerating(where, _first_job(entry.record)):
+                observer.record(entry.record)
+        _take_details(found, entry.details, salvage)
     for job in scheduler.jobs.values():
         observers.allocations.adopt(job, min(begins_at, scheduler.at))
     return found
 
 
-def _take_details(found: RecoveredState, details: Details) -> None:
+def _first_job(record: Record) -> str:
+    return next((str(fact.job) for fact in record.facts if hasattr(fact, "job")), "")
+
+
+def _take_details(found: RecoveredState, details: Details, salvage: Salvage) -> None:
     for job, detail in details.items():
-        found.programs[JobId(job)] = Program.from_json(detail["program"])
-        if "note" in detail:
-            found.notes[JobId(job)] = detail["note"]
+        with salvage.tolerating("the program", job):
+            found.programs[JobId(job)] = Program.from_json(detail["program"])
+            if "note" in detail:
+                found.notes[JobId(job)] = detail["note"]

@@ -78,7 +78,10 @@ def _accepted(jobs: Sequence[str], status: int = 200) -> Response:
     return json_response(Accepted, Accepted(jobs=[str(name) for name in jobs]), status)
 
 
-@router.post("/jobs", status_code=201, response_model=Accepted, responses=responses(408, 409, 413, 503), tags=["jobs"])
+_SUBMIT = responses(408, 409, 413, 503, 507)
+
+
+@router.post("/jobs", status_code=201, response_model=Accepted, responses=_SUBMIT, tags=["jobs"])
 async def submit(
     body: Submission,
     context: ContextDep,
@@ -240,7 +243,8 @@ async def log(
     most: Annotated[int, Query(ge=1024, le=1 << 18, description="Maximum number of bytes.")] = 1 << 18,
 ) -> Response:
     """Return a part of a job's log."""
-    return json_response(LogChunk, service.log(principal, job, start, most=most))
+    chunk = await asyncio.to_thread(service.log, principal, job, start, most=most)  # it reads a file
+    return json_response(LogChunk, chunk)
 
 
 @router.get("/me", response_model=CallerInfo, tags=["daemon"])
@@ -318,5 +322,7 @@ async def live() -> Response:
 @open_router.get("/health/ready", response_model=Health, responses={503: {"model": Health, "description": "Not yet"}})
 async def ready(context: ContextDep) -> Response:
     """Readiness: the daemon accepts jobs."""
+    if context.service.disk_full:
+        return json_response(Health, Health(status="disk full"), 503)
     is_ready = context.is_ready()
     return json_response(Health, Health(status="ok" if is_ready else "starting"), 200 if is_ready else 503)

@@ -89,11 +89,13 @@ class _ServiceCollector(Collector):
         for phase, count in summary.jobs.items():
             jobs.add_metric([phase], count)
         yield jobs
+        is_full = int(bool(self._service.disk_full))
         for name, text, value in (
             ("carpool_devices", "Devices", summary.devices),
             ("carpool_devices_lost", "Devices on lost nodes", summary.lost_devices),
             ("carpool_devices_held", "Allocated devices, as the sum of allocated fractions", summary.held),
             ("carpool_steps_per_second", "Training steps per second of all running jobs", counters.steps_per_s),
+            ("carpool_disk_full", "1 while the disk is full and no jobs are accepted", is_full),
             ("carpool_feed_listeners", "Open event streams", counters.listeners),
         ):
             yield GaugeMetricFamily(name, text, value)

@@ -18,7 +18,7 @@ from carpool.backends.executors import ExecutorGone
 from carpool.core.errors import CarpoolError, InputError, InvalidTransition
 from carpool.service.admission import QuotaExceeded
 from carpool.service.auth import Forbidden
-from carpool.service.daemon.loop import CommitFailed
+from carpool.service.daemon.loop import CommitFailed, ReadOnly
 from carpool.service.service import Conflict, NotFound
 
 MEDIA_TYPE = "application/problem+json"
@@ -31,6 +31,7 @@ _STATUSES: dict[type[CarpoolError], int] = {
     Forbidden: 403,
     InputError: 422,
     CommitFailed: 503,
+    ReadOnly: 507,
     ExecutorGone: 503,
 }
 

@@ -136,4 +136,4 @@ class Explanation(BaseModel):
 class Health(BaseModel):
     """Health of the daemon."""
 
-    status: Literal["ok", "starting"]
+    status: Literal["ok", "starting", "disk full"]

@@ -79,7 +79,7 @@ class Streams:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.stream_s
         while loop.time() < until:
-            chunk = self._service.log(principal, job, start)
+            chunk = await asyncio.to_thread(self._service.log, principal, job, start)
             if chunk.text:
                 yield chunk.text.encode()
             if chunk.is_over:

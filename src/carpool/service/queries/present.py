@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +19,9 @@ from carpool.core.messages import OutsidersSeen, Planned
 from carpool.core.model import Allocation, DeviceId, Job, JobId, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.scheduler import Scheduler
+from carpool.core.typed_fields import Amount, Measured, decode_value
 from carpool.jobs.program import Program
+from carpool.jobs.untrusted_file import first_kept_byte, open_untrusted
 from carpool.service.queries.views import (
     ChangeView,
     DeviceShareView,
@@ -34,6 +37,7 @@ from carpool.service.queries.views import (
     TimeEstimate,
 )
 
+_MAX_CURVE_BYTES = 1 << 26  # of a file of measurements that are read, its last ones
 _WORD = re.compile(r"[\w.\-]+")  # any job name
 _EXIT_CODE = re.compile(r"ended with exit code (\d{1,3})\b")
 
@@ -253,18 +257,23 @@ def node_views(occupancy: Occupancy, devices: Iterable[DeviceView]) -> list[Node
 
 
 def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogChunk:
-    """Read up to `most` bytes of a log; a negative start counts from its end.
+    """Read up to `most` bytes of a log; a negative start counts from its end. A discarded part is skipped.
 
     A character that is cut off at the end is left for the next call, unless the log is complete.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_untrusted(path), "rb") as file:
             size = file.seek(0, 2)
             start = max(0, size + start) if start < 0 else min(start, size)
+            start = max(start, first_kept_byte(file.fileno()))
             file.seek(start)
             text = file.read(most)
     except FileNotFoundError:
         size, start, text = 0, 0, b""
+    except OSError as error:  # the job has put something else in its place
+        whole = f"the log cannot be read: {error.strerror}\n".encode()
+        size, start = len(whole), max(0, min(start, len(whole)))
+        text = whole[start:]
     if not is_over or start + len(text) < size:
         text = _without_cut_character(text)
     end = start + len(text)
@@ -284,21 +293,24 @@ def _without_cut_character(text: bytes) -> bytes:
 def read_curve(path: Path, time_base: TimeBase, most: int) -> list[MeasurementView]:
     """Read a training's reports, thinned to `most` points that include the last; damaged lines are skipped."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_untrusted(path), "rb") as file:
+            first = max(0, file.seek(0, 2) - _MAX_CURVE_BYTES)
+            file.seek(first)
             count = sum(line.endswith(b"\n") for line in file)  # the last line may be incomplete
             every = max(1, -(-count // most))
-            file.seek(0)
+            file.seek(first)
             chosen = islice(file, (count - 1) % every, count, every) if count else ()
             return [point for line in chosen if (point := _measurement(line, time_base)) is not None]
-    except FileNotFoundError:
+    except OSError:
         return []
 
 
 def _measurement(line: bytes, time_base: TimeBase) -> MeasurementView | None:
     try:
         row = json.loads(line)
-        metrics = dict(row.get("metrics") or {})
-        at, rate = time_base.unix(row["at_s"]), row.get("steps_per_s")
-        return MeasurementView(at, row["step"], row.get("loss"), rate, metrics)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        metrics = decode_value(Mapping[str, Measured], row.get("metrics") or {}, "row.metrics")
+        at, step = (decode_value(Amount, row[name], f"row.{name}") for name in ("at_s", "step"))
+        loss, rate = (decode_value(Measured | None, row.get(name), f"row.{name}") for name in ("loss", "steps_per_s"))
+        return MeasurementView(time_base.unix(at), step, loss, rate, metrics)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

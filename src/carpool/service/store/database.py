@@ -29,6 +29,8 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 
+MEMORY = Path(":memory:")  # SQLite's name of a database without a file
+
 _TABLES = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
 
 

@@ -14,6 +14,7 @@ from carpool.core.model import JobId
 from carpool.core.units import format_ranges
 from carpool.service.store.accept_log import LogContents, LogLine, fsync_folder, read_log
 from carpool.service.store.database import MIGRATIONS, Database
+from carpool.service.store.disk_space import is_disk_full
 
 _BEFORE = re.compile(rb'\{"before":(\[[^\]]*\])')
 _QUOTED = re.compile(rb'"([A-Za-z0-9][\w.\-]*)"')
@@ -140,8 +141,9 @@ def _open_database(path: Path, reading: LogContents, sync: bool) -> tuple[Databa
             database.close()
             raise
         database.close()
-    except (sqlite3.Error, UnicodeDecodeError):  # UnicodeDecodeError: SQLite quotes damaged bytes in an error
-        pass
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError: SQLite quotes damaged bytes in an error
+        if is_disk_full(error, path.parent):  # that is no damage
+            raise
     aside = _set_aside(path)
     database = Database(path, sync=sync)
     database.add(rows.values())

@@ -14,13 +14,25 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from carpool.backends.executors import LOCAL
-from carpool.core.errors import JournalError
-from carpool.core.journal import Header, header_from_json, header_to_json, record_from_json, record_to_json
+from carpool.core.errors import CarpoolError, JournalError
+from carpool.core.journal import (
+    UNUSABLE,
+    Header,
+    SkippedItem,
+    header_from_json,
+    header_to_json,
+    record_from_json,
+    record_to_json,
+    salvage_record,
+    skipped_item,
+)
 from carpool.core.messages import JobSubmitted, Record
 from carpool.core.model import JobId
 from carpool.core.state.state_snapshot import StateSnapshot, snapshot_from_json, snapshot_to_json
+from carpool.core.typed_fields import Amount, decode_value
 from carpool.service.store.accept_log import AcceptLog, LogLine, read_log
-from carpool.service.store.database import MIGRATIONS, Database
+from carpool.service.store.database import MEMORY, MIGRATIONS, Database
+from carpool.service.store.disk_space import is_disk_full
 from carpool.service.store.integrity import IntegrityReport, StoreContents, find_lost_records, read_store
 
 DATABASE = "journal.sqlite"
@@ -29,6 +41,10 @@ LOG = "accepted.log"
 _SNAPSHOTS_KEPT = 2  # the newest, and one in case it is damaged
 
 Details = Mapping[JobId, Mapping[str, Any]]  # a job's program and notes, as JSON values
+
+
+class StoreFull(CarpoolError):
+    """The disk has no room for the journal; what was added waits for the next commit."""
 
 
 class ExecutorMark(NamedTuple):
@@ -57,14 +73,16 @@ class CommitMark(NamedTuple):
     def from_json(cls, value: Any) -> CommitMark:
         """The inverse of `to_json`; before store version 2 a mark was ``[epoch, life, heard]`` of one executor."""
         if isinstance(value, list):
-            return cls(value[0], {LOCAL: ExecutorMark(*value[1:])})
-        return cls(value["epoch"], {name: ExecutorMark(*mark) for name, mark in value["executors"].items()})
+            epoch, *mark = decode_value(tuple[int, int, int], value, "CommitMark.epoch")
+            return cls(epoch, {LOCAL: ExecutorMark(*mark)})
+        epoch = decode_value(int, value["epoch"], "CommitMark.epoch")
+        return cls(epoch, decode_value(Mapping[str, ExecutorMark], value["executors"], "CommitMark.executors"))
 
 
 class StoredReport(NamedTuple):
     """A report other than facts that came before a record, as JSON values."""
 
-    at: float
+    at: Amount
     report: Mapping[str, Any]
 
 
@@ -75,6 +93,7 @@ class StoredSnapshot(NamedTuple):
     state: StateSnapshot
     details: Details  # of the jobs that are not over
     mark: CommitMark = CommitMark()
+    skipped: tuple[SkippedItem, ...] = ()  # jobs with values that cannot be used
 
 
 class StoredRecord(NamedTuple):
@@ -85,6 +104,7 @@ class StoredRecord(NamedTuple):
     details: Details  # of the jobs it submits
     reports: tuple[StoredReport, ...] = ()
     mark: CommitMark = CommitMark()
+    skipped: tuple[SkippedItem, ...] = ()  # parts of it that cannot be used
 
 
 class _Files(NamedTuple):
@@ -125,13 +145,25 @@ class Store:
     def open(cls, folder: Path, header: Header, now: Callable[[], float] = time.time, *, sync: bool = True) -> Store:
         """Open the store in a folder; `header` is for a new one, or for one that lost its own.
 
+        On a full disk SQLite may not open its file: then the log is read, and the file is repaired at the next start.
         JournalError where a newer version of carpool wrote it.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return cls._open(folder, header, now, sync=sync)
+        except (OSError, sqlite3.Error) as error:
+            if not is_disk_full(error, folder) or not (folder / LOG).is_file():
+                raise
+            return cls._open(folder, header, now, sync=sync, in_memory=True)
+
+    @classmethod
+    def _open(
+        cls, folder: Path, header: Header, now: Callable[[], float], *, sync: bool, in_memory: bool = False
+    ) -> Store:
         if not (folder / DATABASE).exists() and not (folder / LOG).exists():
             head = JournalHead(header, begun_at=now())
             return cls(folder, head, _State(), None, sync=sync)
-        found = read_store(folder / DATABASE, folder / LOG, sync=sync)
+        found = read_store(MEMORY if in_memory else folder / DATABASE, folder / LOG, sync=sync)
         database, lines = found.database, found.lines
         header_lost = 0 not in lines and not found.is_new
         elapsed = max((parse_entry(lines[last]).record.at for last in [max(lines, default=0)] if last), default=0.0)
@@ -180,7 +212,8 @@ class Store:
     def commit(self) -> None:
         """Make all added records durable, in both copies or in none; `record` may go on meanwhile.
 
-        After a failure the store cannot be used and has to be opened again. A snapshot that cannot be written is
+        StoreFull where the disk has no room: nothing is lost, and the next call tries again. After any other failure
+        the store cannot be used and has to be opened again. A snapshot that cannot be written is
         dropped: it only speeds up the next start.
         """
         with self._commit_lock:
@@ -207,6 +240,9 @@ class Store:
                 files.log.rewind(*end)
                 raise
         except BaseException as error:
+            if is_disk_full(error, self.folder):
+                self._pending.extendleft(reversed(batch))
+                raise StoreFull(f"no room for the journal in {self.folder}: {error}") from error
             self._failed = error
             raise
 
@@ -215,8 +251,12 @@ class Store:
         if self._files is None:
             line = self._head.line()
             database = Database(self.folder / DATABASE, sync=self._sync)
-            database.add([line])
-            self._files = _Files(database, AcceptLog.write_anew(self.folder / LOG, [line], sync=self._sync))
+            try:
+                database.add([line])
+                self._files = _Files(database, AcceptLog.write_anew(self.folder / LOG, [line], sync=self._sync))
+            except BaseException:
+                database.close()
+                raise
         return self._files
 
     def take_snapshot(self, state: StateSnapshot, details: Details | None = None) -> StoredSnapshot:
@@ -268,7 +308,8 @@ class Store:
 
     def close(self) -> None:
         if self._failed is None:
-            self.commit()
+            with suppress(StoreFull):  # what it holds was never confirmed
+                self.commit()
         if self._files is not None:
             self._files.log.close()
             self._files.database.close()
@@ -322,11 +363,19 @@ def read_records(folder: Path) -> tuple[Header, list[Record]]:
 
 
 def parse_entry(line: LogLine) -> StoredRecord:
-    """The record of a sound line."""
-    body = json.loads(line.body)
-    reports = tuple(StoredReport(at, report) for at, report in body.get("notes", ()))
-    mark = CommitMark.from_json(body["mark"]) if "mark" in body else CommitMark()
-    return StoredRecord(line.number, record_from_json(body["record"]), body.get("details", {}), reports, mark)
+    """The record of a sound line; values that cannot be used are left out and listed."""
+    try:
+        body = json.loads(line.body)
+        reports = decode_value(tuple[StoredReport, ...], body.get("notes", ()), "record.notes")
+        mark = CommitMark.from_json(body["mark"]) if "mark" in body else CommitMark()
+        details = decode_value(Mapping[str, Mapping[str, Any]], body.get("details", {}), "record.details")
+    except UNUSABLE as error:
+        return StoredRecord(line.number, Record(0.0, ()), {}, skipped=(skipped_item("", error),))
+    try:
+        return StoredRecord(line.number, record_from_json(body["record"]), details, reports, mark)
+    except UNUSABLE:
+        record, skipped = salvage_record(body.get("record"))
+        return StoredRecord(line.number, record, details, reports, mark, tuple(skipped))
 
 
 def _oldest(database: Database, lines: Mapping[int, LogLine]) -> int:
@@ -373,14 +422,17 @@ def _snapshot_to_json(kept: StoredSnapshot) -> dict[str, Any]:
 
 def _snapshot_from_json(value: dict[str, Any]) -> StoredSnapshot:
     mark = CommitMark.from_json(value["mark"]) if "mark" in value else CommitMark()
-    return StoredSnapshot(value["number"], snapshot_from_json(value["balance"]), value["details"], mark)
+    skipped: list[SkippedItem] = []
+    state = snapshot_from_json(value["balance"], skipped)
+    return StoredSnapshot(value["number"], state, value["details"], mark, tuple(skipped))
 
 
 def _newest_snapshot(database: Database, head: JournalHead, last: int) -> StoredSnapshot | None:
     """The newest snapshot that is sound and not ahead of the records; the head's where the database has none."""
     for number, crc, body in database.snapshots():
         if number <= last and crc32(body.encode("ascii")) == crc:
-            return _snapshot_from_json(json.loads(body))
+            with suppress(*UNUSABLE):  # else an older one
+                return _snapshot_from_json(json.loads(body))
     return head.snapshot
 
 

@@ -1,0 +1,39 @@
+"""Files that a job can replace: opened only if they are regular files, without following links or waiting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def open_untrusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """A descriptor of a regular file; OSError for a link, pipe, device or folder in its place."""
+    handle = os.open(path, flags | _FLAGS, mode)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle
+
+
+def first_kept_byte(handle: int) -> int:
+    """Where a file begins whose oldest part was discarded; 0 for a whole one."""
+    try:
+        return os.lseek(handle, 0, os.SEEK_DATA)
+    except OSError:  # it is empty, or the file system has no holes
+        return 0
+
+
+def read_untrusted(path: Path, most: int) -> bytes:
+    """The first `most` bytes of a regular file; OSError as `open_untrusted`."""
+    with os.fdopen(open_untrusted(path), "rb") as file:
+        return file.read(most)
+
+
+def append_untrusted(path: Path, content: bytes) -> None:
+    """Append to a regular file, which is created if it is missing; OSError as `open_untrusted`."""
+    with os.fdopen(open_untrusted(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
+        file.write(content)

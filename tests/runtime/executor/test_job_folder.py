@@ -1,0 +1,121 @@
+"""The files of a job's folder, which the job can replace by anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carpool.core.messages import Assign, AssignApplied, JobFailed
+from carpool.core.model import Allocation, JobId
+from carpool.jobs.program import Program
+from carpool.runtime.executor.client_protocol import ExecutorOptions
+from carpool.runtime.executor.executor import Executor
+from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.executor.reports import Facts, Report, Told
+from carpool.runtime.job_state.actions import BatchSplit
+from carpool.service.queries.present import TimeBase, read_curve, read_log
+from tests.runtime.executor.test_executor import DEVICES, READY, FakePool
+
+BAD, GOOD = JobId("bad"), JobId("good")
+Replace = Callable[[Path], object]
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+REPLACEMENTS: dict[str, Replace] = {
+    "junk": lambda path: path.write_bytes(b"\xff\x00junk\n[[[\n" + b"[" * 10_000 + b"\n{}\n7\n"),
+    "hostile": lambda path: path.write_text('{"step": ' + "9" * 400 + ', "devices": [], "parts": []}\n'),
+    "fifo": os.mkfifo,
+    "link": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: (path / "inner").mkdir(parents=True),
+    "device": lambda path: path.symlink_to("/dev/full"),
+    "huge": _huge,
+}
+FILES = ["log", "cuts.jsonl", "splits.jsonl", "checkpoints", "metrics.jsonl", "outcome.json"]
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+@pytest.mark.parametrize("name", FILES)
+def test_whatever_a_file_is_replaced_by_the_executor_and_the_neighbour_go_on(
+    tmp_path: Path, name: str, replace: Replace
+) -> None:
+    folder = JobFolder(tmp_path, BAD).path
+    folder.mkdir(parents=True)
+    replace(folder / name)
+    reports: list[Report] = []
+    pool = FakePool()
+    executor = Executor(DEVICES, tmp_path, ExecutorOptions(), reports.append, pool.dependencies())
+    executor.add_job(BAD, Program(entry="jobs.py:tiny"), resume=True)
+    executor.add_job(GOOD, Program(entry="jobs.py:tiny"), resume=False)
+    executor.apply_orders([Assign(BAD, Allocation.of(0), 1), Assign(GOOD, Allocation.of(1), 1)])
+    executor.tick()
+    executor.on_message(next(key for key in pool.launched if key[0] == GOOD), READY)
+    facts = [fact for report in reports if isinstance(report, Facts) for fact in report.facts]
+    assert AssignApplied(GOOD, 1, 0.0) in facts
+    assert not [fact for fact in facts if isinstance(fact, JobFailed) and fact.job == GOOD]
+    assert read_log(folder / "log", 0, 1000, is_over=False).next >= 0
+    assert not read_curve(folder / "metrics.jsonl", TimeBase(0.0), 100)
+
+
+def test_junk_lines_are_skipped_and_named_once(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, BAD)
+    folder.make(resume=False)
+    good = [BatchSplit(3, (0, 1), (4, 4)), BatchSplit(9, (0,), (8,))]
+    folder.write(good[0])
+    with (folder.path / "cuts.jsonl").open("ab") as file:
+        file.write(b'junk\n{"step": -1, "devices": [0], "parts": [8]}\n')
+    folder.write(good[1])
+    reports: list[Report] = []
+    executor = Executor(DEVICES, tmp_path, ExecutorOptions(), reports.append, FakePool().dependencies())
+    executor.add_job(BAD, Program(entry="jobs.py:tiny"), resume=True)
+    for _ in range(3):
+        executor.tick()
+    told = [report.words for report in reports if isinstance(report, Told)]
+    assert len(told) == 1
+    assert "cuts.jsonl" in told[0]
+    lines = (folder.path / "cuts.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3, 9]
+
+
+def test_the_oldest_part_of_a_long_log_is_discarded_and_readers_go_on(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, BAD)
+    folder.make(resume=False)
+    kept = 1 << 16
+    line = b"%07d\n"
+    content = b"".join(line % number for number in range(5 * kept // 8))
+    os.write(folder.log(), content[: 3 * kept])
+    folder.trim_log(kept)
+    path = folder.path / "log"
+    assert path.stat().st_size == 3 * kept, "offsets stay valid"
+    assert path.stat().st_blocks * 512 <= 2 * kept
+    chunk = read_log(path, 0, 1 << 18, is_over=False)
+    assert chunk.start > 0
+    assert chunk.text.encode() == content[chunk.start : 3 * kept]
+    os.write(folder.log(), content[3 * kept :])
+    folder.trim_log(kept)
+    assert path.stat().st_blocks * 512 <= 2 * kept
+    following = read_log(path, chunk.next, 1 << 18, is_over=False)
+    assert following.text.encode() == content[following.start :]
+    assert len(folder.take_problems()) == 1
+    folder.close()
+
+
+def test_a_log_is_truncated_where_the_file_system_has_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int, first: int, stop: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("carpool.runtime.executor.job_folder.punch_hole", refuse)
+    folder = JobFolder(tmp_path, BAD)
+    folder.make(resume=False)
+    os.write(folder.log(), b"x" * 5000)
+    folder.trim_log(1024)
+    os.write(folder.log(), b"end")
+    assert (folder.path / "log").read_bytes() == b"end"
+    folder.close()
