@@ -179,6 +179,7 @@ class Executor:
                 problem = f"unknown device {unknown[0]}" if unknown else "unknown job"
                 error = f"order {order.generation} for job {order.job!r}: {problem}"
                 self._batcher.emit(JobFailed(order.job, order.generation, error))
+        self.checks.release_others({order.job for order in orders})
         self._update_time_slicing(at)
         self._flush()
 

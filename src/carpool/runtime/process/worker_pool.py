@@ -87,13 +87,13 @@ class WorkerPool:
     def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None:
         self._start_process(key, prewarm)
 
-    def check(self, key: WorkerKey, request: CheckEntry, log: int) -> None:
-        """Start a process that calls an entry; its output goes to ``log``, which stays the caller's."""
-        self._start_process(key, request, log)
+    def check(self, key: WorkerKey, request: CheckEntry) -> None:
+        """Start a process that calls an entry."""
+        self._start_process(key, request)
 
     def assign(self, prewarmed: WorkerKey, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
         process = self._processes[key] = self._processes.pop(prewarmed)
-        process.key = key
+        process.key, process.heard_at = key, self._clock()  # one that called an entry sends no heartbeat before
         process.channel.send(begin, [log, *fds])
 
     def send(self, key: WorkerKey, message: Message, fds: tuple[int, ...] = ()) -> None:
