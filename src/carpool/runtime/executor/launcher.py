@@ -104,7 +104,8 @@ class Launcher:
 
     def tick(self) -> None:
         self._mps.tick()
-        self._warm.tick()
+        if self._pool.is_ready:  # the time that torch takes to import does not count as a slow warm-up
+            self._warm.tick()
         in_use = {device for training in self._trainings.values() for device in training.devices.values()}
         for device, note in self._foreign.tick(in_use):
             self._note_on(device, note)

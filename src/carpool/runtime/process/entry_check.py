@@ -65,6 +65,8 @@ class EntryChecks:
     async def run(self, programs: Mapping[str, Program], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
         """Call the entries; an error by job, empty where there is none. Jobs that were not checked are left out."""
         await self._starter.ready()
+        if not programs:
+            return {}
         queue, found = CheckQueue(programs), dict[str, str]()
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as running:

@@ -76,6 +76,11 @@ class WorkerPool:
         """Start it in the background; `broken` is set if no fork server starts."""
         self._restart = asyncio.create_task(self._begin(launched))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a fork server has started; processes that are requested earlier wait for it."""
+        return self._was_started.is_set()
+
     async def ready(self) -> None:
         """Return when processes can be forked."""
         await self._was_started.wait()
