@@ -32,6 +32,7 @@ def parents(pid):
     return [here] + (parents(parent) if here["torch"] or here["name"].startswith("carpool") else [])
 
 def fine():
+    open("calls", "a").write("called ")
     json.dump(parents(os.getpid()), open("parents.json", "w"))
     model = torch.nn.Linear(8, 2)
     data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
@@ -84,6 +85,15 @@ def test_a_run_with_checked_entries_imports_torch_once_and_only_in_the_fork_serv
     worker, forkserver, executor, *_ = json.loads((folder.path / "parents.json").read_text(encoding="utf-8"))
     assert (worker["torch"], forkserver["torch"]) == (True, True)
     assert (executor["name"], executor["torch"]) == ("carpool-exec", False)
+
+
+def test_a_job_that_starts_at_once_calls_its_entry_once_and_learns_the_same(folder: Folder) -> None:
+    digests = []
+    for option in ("--check", "--no-check"):
+        done = folder.run('name = "a"\nentry = "train.py:fine"', options=("--json", option))
+        digests += [job["digest"] for job in json.loads(done.stdout)["jobs"]]
+    assert digests == [digests[0]] * 2
+    assert (folder.path / "calls").read_text(encoding="ascii") == "called called "
 
 
 def test_a_failed_check_leaves_no_process_and_no_folder(folder: Folder) -> None:

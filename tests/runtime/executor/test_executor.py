@@ -23,7 +23,9 @@ from carpool.runtime.process.launch import Launched
 from carpool.runtime.process.protocol import (
     AdmissionRequested,
     Begin,
+    CheckEntry,
     Contributed,
+    EntryChecked,
     Grant,
     Halted,
     Loaded,
@@ -62,9 +64,18 @@ class FakePool(WorkerPool):
         self.sent: list[tuple[WorkerKey, Message]] = []
         self.prewarmed: dict[WorkerKey, dict[str, str]] = {}
         self.assigned: dict[WorkerKey, WorkerKey] = {}
+        self.checks: dict[str, asyncio.Future[WorkerKey]] = {}  # by job, to wait for
+
+    is_ready = True
 
     def begin(self, launched: Launched | None = None) -> None:
         pass
+
+    async def ready(self) -> None:
+        pass
+
+    def check(self, key: WorkerKey, request: CheckEntry) -> None:
+        self.checks[request.job].set_result(key)
 
     def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None:
         self.prewarmed[key] = dict(prewarm.environment)
@@ -210,6 +221,28 @@ def test_shares_of_a_gpu_are_lanes_without_time_slicing(gpu: Gpu) -> None:
     gpu.receives(b, READY)
     proceeds = [message for _, message in gpu.pool.sent if isinstance(message, Proceed)]
     assert [proceed.time_sliced for proceed in proceeds] == [False, False]
+
+
+def test_workers_start_in_the_processes_that_have_checked_their_entries_and_get_their_lanes(gpu: Gpu) -> None:
+    async def check() -> list[WorkerKey]:
+        jobs = ("a", "b", "waits")
+        gpu.pool.checks = {job: asyncio.get_running_loop().create_future() for job in jobs}
+        programs = dict.fromkeys(jobs, Program(entry="jobs.py:tiny"))
+        checking = asyncio.create_task(gpu.executor.checks.run(programs))
+        keys = []
+        for job in jobs:
+            keys.append(await gpu.pool.checks[job])
+            gpu.receives(keys[-1], EntryChecked(can_begin=True))
+        assert await checking == dict.fromkeys(jobs, "")
+        return keys
+
+    keys = asyncio.run(check())
+    for job in ("a", "b"):
+        gpu.executor.add_job(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
+    gpu.executor.apply_orders([Assign(JobId(job), Allocation.of(0, fraction=0.4), 1) for job in ("a", "b")])
+    assert gpu.pool.assigned == {keys[0]: ("a", 1), keys[1]: ("b", 1)}
+    assert gpu.pool.environments == {("a", 1): {"percent": "40"}, ("b", 1): {"percent": "40"}}
+    assert gpu.pool.killed == [keys[2]]
 
 
 def test_a_worker_on_a_gpu_gets_the_requested_cores(gpu: Gpu) -> None:

@@ -64,8 +64,8 @@ def test_for_one_client_the_log_is_in_the_state_folder_and_stderr_stays_empty(
     asyncio.run(work())
     log = tmp_path / "state" / "executor.log"
     names = [event["event"] for event in events_in(log)]
-    assert [name for name in names if name != "mps_unavailable"] == [
-        *("claimed", "order", "command_started", "command_exited", "job_ended", "stop"),
+    assert [name for name in names if name not in ("mps_unavailable", "forkserver_ready")] == [
+        *("claimed", "order", "command_started", "command_exited", "job_ended", "stop", "closed"),
     ]
     assert "hunter2" not in log.read_text(encoding="utf-8")
     assert capfd.readouterr().err == ""

@@ -3,13 +3,15 @@
 import asyncio
 import os
 import time
+from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from carpool.jobs.program import Program
 from carpool.runtime.process.entry_check import CheckQueue, EntryChecks
-from carpool.runtime.process.protocol import Message
+from carpool.runtime.process.protocol import Begin, CheckEntry, EntryChecked, Message, Ready, WorkerFailed
 from carpool.runtime.process.worker_pool import WorkerKey, WorkerPool
 
 ENTRIES = """
@@ -76,7 +78,7 @@ class Checker:
 
     def __init__(self) -> None:
         self.pool = WorkerPool(self, time.monotonic)
-        self.checks = EntryChecks(self.pool)
+        self.checks = EntryChecks(self.pool, lambda program: 1, 2)
 
     def on_message(self, key: WorkerKey, message: Message) -> None:
         self.checks.on_message(key, message)
@@ -145,3 +147,121 @@ def test_every_entry_is_called_once_before_further_jobs(folder: Path) -> None:
 
 def test_entries_that_die_or_take_too_long_are_unchecked(folder: Path) -> None:
     assert check(3.0, dies=program(folder, "dies"), waits=program(folder, "waits")) == {}
+
+
+COUNTED = """
+import os
+import train
+
+def counted():
+    with open("calls", "a") as calls:
+        calls.write("called\\n")
+    os.chdir("..")
+    print("printed in", os.getcwd())
+    return train.net()
+"""
+
+
+class Worker(Checker):
+    """A pool with a checked entry, whose job starts afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: asyncio.Queue[Message] = asyncio.Queue()
+
+    def on_message(self, key: WorkerKey, message: Message) -> None:
+        super().on_message(key, message)
+        self.heard.put_nowait(message)
+
+    async def first_of(self, kind: type[Ready]) -> Ready:
+        while not isinstance(message := await self.heard.get(), kind):
+            assert not isinstance(message, WorkerFailed), message
+        return message
+
+
+async def begun(program: Program, log: Path, *, is_checked: bool, threads: int = 1) -> tuple[Ready, bool]:
+    """The first message of a worker, and whether it runs in the process that has checked its entry."""
+    worker = Worker()
+    worker.pool.begin()
+    try:
+        if is_checked:
+            assert await worker.checks.run({"job": program}) == {"job": ""}
+        begin = Begin("job", asdict(program), "cpu", cores=tuple(os.sched_getaffinity(0)), threads=threads)
+        key = worker.checks.take(begin)
+        with log.open("ab") as file:
+            if key is None:
+                worker.pool.launch(("job", 1), begin, file.fileno())
+            else:
+                worker.pool.assign(key, ("job", 1), begin, file.fileno())
+            return await worker.first_of(Ready), key is not None
+    finally:
+        await worker.pool.stop()
+
+
+def test_a_checked_process_becomes_the_worker_and_calls_the_entry_once(folder: Path) -> None:
+    (folder / "counts.py").write_text(COUNTED, encoding="utf-8")
+    counted = Program(entry="counts.py:counted", folder=str(folder))
+    fresh = asyncio.run(begun(counted, folder / "fresh", is_checked=False))
+    checked = asyncio.run(begun(counted, folder / "checked", is_checked=True))
+    assert checked == (fresh[0], True)
+    assert (folder / "calls").read_text(encoding="ascii") == "called\n" * 2
+    assert (folder / "checked").read_text(encoding="utf-8") == f"printed in {folder.parent}\nprinted by an entry\n"
+    assert (folder / "checked").read_text(encoding="utf-8") == (folder / "fresh").read_text(encoding="utf-8")
+
+
+def test_a_worker_with_other_threads_gets_its_own_process(folder: Path) -> None:
+    """The bits of what an entry computes may depend on the number of threads."""
+    assert not asyncio.run(begun(program(folder), folder / "log", is_checked=True, threads=2))[1]
+
+
+class NoProcesses:
+    """Starts nothing; answers as a test says."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, WorkerKey] = {}
+        self.events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.killed: list[WorkerKey] = []
+
+    async def ready(self) -> None:
+        pass
+
+    def check(self, key: WorkerKey, request: CheckEntry) -> None:
+        self.started[request.job] = key
+        self.events[request.job].set()
+
+    def kill(self, key: WorkerKey) -> None:
+        self.killed.append(key)
+
+
+async def kept(answers: dict[str, EntryChecked], max_kept: int) -> tuple[EntryChecks, NoProcesses]:
+    """Checks of some jobs, answered in order."""
+    starter = NoProcesses()
+    checks = EntryChecks(starter, lambda program: 1, max_kept)
+    running = asyncio.create_task(checks.run({job: Program(entry=f"{job}.py:main") for job in answers}))
+    for job, answer in answers.items():
+        await starter.events[job].wait()
+        checks.on_message(starter.started[job], answer)
+    await running
+    return checks, starter
+
+
+def begin(job: str) -> Begin:
+    return Begin(job, asdict(Program(entry=f"{job}.py:main")), "cpu")
+
+
+def test_only_processes_that_can_become_workers_are_kept_and_no_more_than_allowed() -> None:
+    fine, touched = EntryChecked(can_begin=True), EntryChecked(can_begin=False)
+    answers = {"a": EntryChecked("wrong"), "b": touched, "c": fine, "d": fine, "e": fine}
+    checks, starter = asyncio.run(kept(answers, 2))
+    assert starter.killed == [starter.started[job] for job in ("a", "b", "e")]
+    assert [checks.take(begin(job)) for job in "abcde"] == [None, None, *map(starter.started.get, "cd"), None]
+    assert checks.take(begin("c")) is None
+
+
+def test_processes_of_jobs_that_do_not_start_now_are_killed() -> None:
+    fine = EntryChecked(can_begin=True)
+    checks, starter = asyncio.run(kept({"a": fine, "b": fine, "c": fine}, 3))
+    checks.release_others({"b"})
+    assert starter.killed == [starter.started["a"], starter.started["c"]]
+    checks.on_exit(starter.started["b"])
+    assert checks.take(begin("b")) is None

@@ -92,6 +92,43 @@ def test_a_process_requested_before_the_start_waits_for_the_fork_server() -> Non
     asyncio.run(go())
 
 
+def test_a_process_that_is_killed_before_it_was_forked_has_exited() -> None:
+    """A stop does not wait until torch is imported."""
+    servers = ForkServers()
+
+    class Listener(NoListener):
+        def __init__(self) -> None:
+            self.exited: asyncio.Queue[WorkerKey] = asyncio.Queue()
+
+        def on_exit(self, key: WorkerKey, why: str) -> None:
+            self.exited.put_nowait(key)
+
+    async def go() -> None:
+        listener = Listener()
+        workers = WorkerPool(listener, lambda: 0.0, servers.make)
+        workers.prewarm(("", 1), Prewarm("cpu"))
+        await asyncio.sleep(0)
+        workers.kill(("", 1))
+        assert await listener.exited.get() == ("", 1)
+        assert servers.made == []
+        await workers.stop()
+
+    asyncio.run(go())
+
+
+def test_a_first_fork_server_that_does_not_start_ends_the_executor() -> None:
+    servers = ForkServers({1})
+
+    async def go() -> None:
+        workers = WorkerPool(NoListener(), lambda: 0.0, servers.make)
+        workers.begin()
+        assert "SIGKILL" in await workers.broken
+        assert len(servers.made) == 1
+        await workers.stop()
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize(("failing", "made", "is_broken"), [({2, 3}, 4, False), (range(2, 99), 6, True)])
 def test_fork_servers_that_fail_to_start_are_replaced_a_limited_number_of_times(
     failing: Container[int], made: int, is_broken: bool

@@ -287,7 +287,7 @@ async def start_executor(
     memory_cap: int = 0,
     launched: Launched | None = None,
 ) -> ExecutorClient:
-    """Claim the executor process that was launched, or start one."""
+    """Claim the executor process that was launched, or start one, without waiting until it can launch workers."""
     from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 
     options = ExecutorOptions(
@@ -297,7 +297,7 @@ async def start_executor(
         reducer=reducer,
         memory_cap=memory_cap,
     )
-    return await ExecutorClient.start(devices, state, options=options, launched=launched)
+    return await ExecutorClient.start(devices, state, options=options, launched=launched, wait=False)
 
 
 async def start_ready(

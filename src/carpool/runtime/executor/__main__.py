@@ -5,18 +5,24 @@ Its first act is to launch the fork server, which then imports torch while the e
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+from typing import NoReturn
 
 from carpool.runtime.process.launch import launch_forkserver
 
 
-def main() -> int:
-    """Run the executor of the arguments; its exit code."""
+def main() -> NoReturn:
+    """Run the executor of the arguments."""
     forkserver = launch_forkserver()
     from carpool.runtime.executor.server import serve
 
-    return serve(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None, forkserver)
+    code = serve(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None, forkserver)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)  # all is closed: its client waits for its end, and finalizing the interpreter takes longer than that
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -201,14 +201,24 @@ class ExecutorClient:
         *,
         options: ExecutorOptions | None = None,
         launched: Launched | None = None,
+        wait: bool = True,
     ) -> ExecutorClient:
         """Start an executor that exits with this process, or claim one that was launched for it.
 
-        Its jobs' folders and its log are under ``state``.
+        Its jobs' folders and its log are under ``state``. Returns when it can launch workers; without ``wait`` earlier,
+        while torch is imported.
         """
         options = options or ExecutorOptions()
         process, end = launched or launch_executor(options.environment)
-        return await cls.claim(end, Claim(devices, state, options), process)
+        client = await cls.claim(end, Claim(devices, state, options), process)
+        if wait:
+            try:
+                await client.check({}, 0.0)
+            except BaseException:
+                client.kill()
+                await client._wait_for_exit()
+                raise
+        return client
 
     @classmethod
     async def claim(
@@ -292,7 +302,7 @@ class ExecutorClient:
         while (value := await self._next()) is not None:
             if value["report"] == "Checked":
                 return {JobId(job): error for job, error in value["errors"].items()}
-        raise CarpoolError(f"the executor {await self._wait_for_exit()}. Its output is on stderr.")
+        raise CarpoolError(f"the executor did not start: {await self._wait_for_exit()}. Its output is on stderr.")
 
     async def receive(self) -> Report:
         """The next report; `Gone`, on every call, once the executor has exited."""

@@ -135,8 +135,12 @@ class Executor:
     async def close(self) -> None:
         for command in self._commands.values():
             command.kill()
+        began = self._clock()
         await self._pool.stop()
+        without_workers = self._clock()
         await self._mps.stop()
+        mps_s = self._clock() - without_workers
+        log_event(_log, "closed", workers_s=round(without_workers - began, 3), mps_s=round(mps_s, 3))
         self._arbiter.close()
         for command in self._commands.values():
             await command.wait()
@@ -201,6 +205,7 @@ class Executor:
         for order in orders:
             with self._guard.handling(order.job):
                 self._apply_order(at, order)
+        self.checks.release_others({order.job for order in orders})
         self._update_time_slicing(at)
         self._flush()
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
+from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.job_table import JobTable, TrainingJob
@@ -20,6 +21,7 @@ from carpool.runtime.sharing.device_arbiter import DeviceArbiter
 from carpool.runtime.sharing.foreign_processes import ForeignProcessMonitor, ListProcesses
 from carpool.runtime.sharing.mps_admission import MpsAdmission, PendingWorker
 
+_MAX_STARTING_ON_GPU = 8
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +48,7 @@ class Launcher:
         self._mps = mps
         self._arbiter = arbiter
         self._report = report
-        self.checks = EntryChecks(pool)
+        self.checks = EntryChecks(pool, self._usual_threads, sum(map(_max_starting, devices.values())))
         self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
         gpus = {number: device for number, device in devices.items() if device.cuda is not None}
         self._foreign = ForeignProcessMonitor(gpus, clock, list_processes)
@@ -68,15 +70,23 @@ class Launcher:
         counter = training.counter(worker.key[1])
         fds = training.folder.log(), counter, *self._arbiter.handoff_descriptors(worker.device)
         prewarmed = self._warm.take(worker.key, worker.device, worker.lane, begin)
-        if prewarmed is None:
-            self._pool.launch(worker.key, begin, *fds)
-        else:
+        checked = self.checks.take(begin) if prewarmed is None else None
+        if prewarmed is not None:
             key, note = prewarmed
             self._pool.assign(key, worker.key, begin, *fds)
             self._report(Told(training.job, note))
+        elif checked is not None:
+            self._pool.assign(checked, worker.key, begin, *fds)
+        else:
+            self._pool.launch(worker.key, begin, *fds)
         job, number = worker.key
         device, lane, restarts = self._devices[worker.device].name, worker.lane, training.state.lost_workers
         log_event(_log, "worker_launched", job=job, worker=number, device=device, lane=lane, restarts=restarts)
+
+    def _usual_threads(self, program: Program) -> int:
+        """Threads of a worker that has a whole device."""
+        device = next(iter(self._devices.values()))
+        return max(1, len(device.cores) if device.cuda is None else program.cpus)
 
     def _begin(self, training: TrainingJob, worker: PendingWorker) -> Begin:
         device, program = self._devices[worker.device], training.program
@@ -94,7 +104,8 @@ class Launcher:
 
     def tick(self) -> None:
         self._mps.tick()
-        self._warm.tick()
+        if self._pool.is_ready:  # the time that torch takes to import does not count as a slow warm-up
+            self._warm.tick()
         in_use = {device for training in self._trainings.values() for device in training.devices.values()}
         for device, note in self._foreign.tick(in_use):
             self._note_on(device, note)
@@ -161,3 +172,8 @@ class Launcher:
         is_job_waiting = any(not t.devices and not t.state.is_over for t in self._trainings.values())
         is_wanted = is_job_waiting or not self._options.is_closed
         return is_wanted and self._mps.allows_warm_processes(device) and not self._foreign.has_foreign_processes(device)
+
+
+def _max_starting(device: LocalDevice) -> int:
+    """Jobs that may start on a device at once, for whose workers processes are kept that have called their entry."""
+    return 1 if device.cuda is None else _MAX_STARTING_ON_GPU

@@ -222,7 +222,8 @@ class ExecutorServer:
     async def _check_entries(self, executor: Executor, request: dict[str, Any]) -> None:
         programs = {job: Program.from_json(program) for job, program in request["programs"].items()}
         errors = await executor.checks.run(programs, request["timeout_s"])
-        log_event(_log, "entries_checked", checked=len(errors), failed=sum(map(bool, errors.values())))
+        if programs:
+            log_event(_log, "entries_checked", checked=len(errors), failed=sum(map(bool, errors.values())))
         self._send({"report": "Checked", "errors": errors})
 
     def _end_if_failed(self, error: BaseException | None) -> None:

@@ -1,24 +1,32 @@
 """Entry check: calls every entry once in a fork of the fork server and reports errors before jobs start.
 
-What entries print is discarded here: their jobs' logs have it. An entry that takes too long is not checked.
+A process whose entry is fine waits for its job to start and becomes its worker, so that the first jobs call their
+entries once. What an entry prints goes to its job's log then; otherwise it is discarded. An entry that takes too long
+is not checked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.jobs.program import Program
 from carpool.runtime.compat.process_lifetime import set_process_name
-from carpool.runtime.process.protocol import CheckEntry, EntryChecked, Message
+from carpool.runtime.process.protocol import Begin, CheckEntry, EntryChecked, Message
+
+if TYPE_CHECKING:
+    from carpool.runtime.engine.training import Training
 
 WorkerKey = tuple[str, int]
 
 TIMEOUT_S = 20.0  # for all entries together, once torch is imported
 _REPEATS_SHARE = 0.25  # of it, in which an entry is also called with the arguments of further jobs: sweeps may be long
+_COPY_BYTES = 1 << 20
 _NO_JOB = ""  # in the key of a checking process; its number is negative, unlike that of a prewarmed process
 
 
@@ -27,7 +35,7 @@ class CheckStarter(Protocol):
 
     async def ready(self) -> None: ...
 
-    def check(self, key: WorkerKey, request: CheckEntry, log: int) -> None: ...
+    def check(self, key: WorkerKey, request: CheckEntry) -> None: ...
 
     def kill(self, key: WorkerKey) -> None: ...
 
@@ -35,62 +43,85 @@ class CheckStarter(Protocol):
 class EntryChecks:
     """Calls entries concurrently, each in its own process."""
 
-    def __init__(self, starter: CheckStarter) -> None:
+    def __init__(self, starter: CheckStarter, threads: Callable[[Program], int], max_kept: int) -> None:
         self._starter = starter
+        self._threads = threads  # that a job's worker will probably have
+        self._max_kept = max_kept
         self._last_number = 0
-        self._answers: dict[WorkerKey, asyncio.Future[str | None]] = {}  # None: the process died without a result
+        self._answers: dict[WorkerKey, asyncio.Future[EntryChecked | None]] = {}  # None: it died without an answer
+        self._kept: dict[str, tuple[WorkerKey, CheckEntry]] = {}  # by job
 
     def owns(self, key: WorkerKey) -> bool:
         return key[0] == _NO_JOB and key[1] < 0
 
     def on_message(self, key: WorkerKey, message: Message) -> None:
         if isinstance(message, EntryChecked):
-            self._settle(key, message.error)
+            self._settle(key, message)
 
     def on_exit(self, key: WorkerKey) -> None:
         self._settle(key, None)
+        self._kept = {job: kept for job, kept in self._kept.items() if kept[0] != key}
 
     async def run(self, programs: Mapping[str, Program], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
         """Call the entries; an error by job, empty where there is none. Jobs that were not checked are left out."""
         await self._starter.ready()
+        if not programs:
+            return {}
         queue, found = CheckQueue(programs), dict[str, str]()
-        silent = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as running:
                 until = asyncio.get_running_loop().time() + timeout_s * _REPEATS_SHARE
                 for _ in range(len(os.sched_getaffinity(0))):
-                    running.create_task(self._work(queue, until, silent, found))
+                    running.create_task(self._work(queue, until, found))
         except TimeoutError:
             pass
-        finally:
-            os.close(silent)
         return found
 
-    async def _work(self, queue: CheckQueue, repeats_until: float, log: int, found: dict[str, str]) -> None:
+    def take(self, begin: Begin) -> WorkerKey | None:
+        """The process that has called the entry of a job and can become this worker; None if there is none."""
+        if begin.job not in self._kept:
+            return None
+        key, request = self._kept.pop(begin.job)
+        if (request.program, request.threads) == (begin.program, begin.threads):
+            return key
+        self._starter.kill(key)
+        return None
+
+    def release_others(self, jobs: Collection[str]) -> None:
+        """Kill the processes of all but these jobs: the others do not start soon."""
+        for job in [job for job in self._kept if job not in jobs]:
+            self._starter.kill(self._kept.pop(job)[0])
+
+    async def _work(self, queue: CheckQueue, repeats_until: float, found: dict[str, str]) -> None:
         """Check one job after another."""
         now = asyncio.get_running_loop().time
         while job := queue.next(is_early=now() < repeats_until):
             name, program = job
-            result = await self._check(name, program, log)
-            if result is not None:  # else its process died, which need not be its fault
-                found[name] = result
+            answer = await self._check(CheckEntry(name, asdict(program), self._threads(program)))
+            if answer is not None:  # else its process died, which need not be its fault
+                found[name] = answer.error
 
-    async def _check(self, job: str, program: Program, log: int) -> str | None:
+    async def _check(self, request: CheckEntry) -> EntryChecked | None:
         self._last_number -= 1
         key = (_NO_JOB, self._last_number)
-        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._answers[key] = answer
-        self._starter.check(key, CheckEntry(job, asdict(program)), log)
+        waiting: asyncio.Future[EntryChecked | None] = asyncio.get_running_loop().create_future()
+        self._answers[key] = waiting
+        self._starter.check(key, request)
+        answer = None
         try:
-            return await answer
+            answer = await waiting
         finally:
-            self._answers.pop(key, None)
-            self._starter.kill(key)
+            del self._answers[key]
+            if answer is not None and answer.can_begin and len(self._kept) < self._max_kept:
+                self._kept[request.job] = key, request
+            else:
+                self._starter.kill(key)
+        return answer
 
-    def _settle(self, key: WorkerKey, result: str | None) -> None:
-        answer = self._answers.get(key)
-        if answer is not None and not answer.done():
-            answer.set_result(result)
+    def _settle(self, key: WorkerKey, answer: EntryChecked | None) -> None:
+        waiting = self._answers.get(key)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
 
 
 class CheckQueue:
@@ -110,22 +141,40 @@ class CheckQueue:
         return queue.pop(0) if queue else None
 
 
-def check_entry(request: CheckEntry) -> EntryChecked:
-    """In the process: do what a worker does before its first step, as far as the user's code can fail."""
-    import torch
+class CheckedEntry(NamedTuple):
+    """A training in the process that has called its entry."""
 
-    from carpool.runtime.engine.determinism import enable_determinism
-    from carpool.runtime.process.worker_setup import check_training, enter_job_folder
+    training: Training | None  # None: the entry failed
+    answer: EntryChecked
+    output: int  # memory file with what it printed
+
+    def write_output(self, log: int) -> None:
+        """Copy to the job's log what the entry has printed, before the log becomes the process's output."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        at = 0
+        while piece := os.pread(self.output, _COPY_BYTES, at):
+            at += os.write(log, piece)
+        os.close(self.output)
+
+
+def check_entry(request: CheckEntry) -> CheckedEntry:
+    """In the process: do what a worker does before its first step, as far as the user's code can fail."""
+    from carpool.runtime.process.worker_setup import capture_output, checked_training, configure_job
     from carpool.runtime.worker.error_classifier import describe_error
 
-    program = Program(**request.program)
+    program, training, error = Program(**request.program), None, ""
     set_process_name(f"check:{request.job}")
-    torch.set_num_threads(1)
+    output = capture_output(request.threads)
     try:
-        os.environ.update(program.environment)
-        enable_determinism(deterministic=program.deterministic)
-        enter_job_folder(program)
-        check_training(program)
+        configure_job(program)
+        training = checked_training(program)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
-        return EntryChecked(describe_error(raised))
-    return EntryChecked()
+        error = describe_error(raised)
+    return CheckedEntry(training, EntryChecked(error, can_begin=not error and not _uses_gpu()), output)
+
+
+def _uses_gpu() -> bool:
+    """Whether this process has a GPU's device file open: its share of a GPU can no longer be chosen then."""
+    files = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return any(str(file).startswith("/dev/nvidia") for file in files)

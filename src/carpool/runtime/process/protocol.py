@@ -2,8 +2,8 @@
 
 Lifecycle of a worker:
 
-0. A process may be started ahead of any job: `Prewarm`, answered by `Prewarmed`. Another one only calls a job's entry:
-   `CheckEntry`, answered by `EntryChecked`.
+0. A process may be started ahead of any job: `Prewarm`, answered by `Prewarmed`. Or it calls a job's entry before any
+   job starts: `CheckEntry`, answered by `EntryChecked`.
 1. `Begin` names the job; the worker loads the entry and answers `Ready`. If the job already has a state, `Load` passes
    it in a memory file or names a checkpoint; the answer is `Loaded`.
 2. `Proceed` starts an *epoch* of the process group: a fixed set of ranks and a fixed split of every step. A single rank
@@ -62,10 +62,11 @@ class Prewarm(Message):
 
 @dataclass(frozen=True, slots=True)
 class CheckEntry(Message):
-    """Call the entry of a job as its worker will do, before any job starts."""
+    """Call the entry of a job as its worker will do; `Begin` of the same job may follow."""
 
     job: str
     program: dict[str, Any]  # fields of a Program
+    threads: int = 1  # intra-op threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class EntryChecked(Message):
     """The entry returned a valid training, or not."""
 
     error: str = ""
+    can_begin: bool = False  # the process may become the job's worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from carpool.runtime.errors import LeaveRequested, StateLost
 from carpool.runtime.memory.device_state import new_device_state
 from carpool.runtime.process.channel import Channel, Closed, Heartbeat, Received
 from carpool.runtime.process.cuda_warmup import wait_for_job
-from carpool.runtime.process.entry_check import check_entry
+from carpool.runtime.process.entry_check import CheckedEntry, check_entry
 from carpool.runtime.process.protocol import (
     AdmissionRequested,
     Begin,
@@ -44,15 +44,18 @@ def main(channel: Channel) -> int:
     with contextlib.suppress(Closed, LeaveRequested):
         first = channel.receive()
         assert first is not None
-        if isinstance(first.message, CheckEntry):
-            channel.send(check_entry(first.message))
-            return 0
-        was_prewarmed = isinstance(first.message, Prewarm)
-        received = wait_for_job(channel, first.message) if isinstance(first.message, Prewarm) else first
+        checked = None
+        received, was_prewarmed = first, isinstance(first.message, Prewarm)
+        if isinstance(first.message, Prewarm):
+            received = wait_for_job(channel, first.message)
+        elif isinstance(first.message, CheckEntry):
+            checked = check_entry(first.message)
+            channel.send(checked.answer)
+            received = _await_begin(channel)
         assert isinstance(received.message, Begin), f"expected Begin, got {received.message}"
         grants: list[Grant] = []
         try:
-            worker = _set_up(channel, received, grants, was_prewarmed=was_prewarmed)
+            worker = _set_up(channel, received, grants, checked, was_prewarmed=was_prewarmed)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
             sys.stderr.write(format_for_log(raised))
             error = root_cause(raised)
@@ -68,17 +71,30 @@ def main(channel: Channel) -> int:
     return 0
 
 
-def _set_up(channel: Channel, received: Received, grants: list[Grant], *, was_prewarmed: bool) -> Worker:
+def _await_begin(channel: Channel) -> Received:
+    received = channel.receive()
+    assert received is not None, "without a timeout there is a message or an end"
+    if isinstance(received.message, Leave):
+        raise LeaveRequested
+    return received
+
+
+def _set_up(
+    channel: Channel, received: Received, grants: list[Grant], checked: CheckedEntry | None, *, was_prewarmed: bool
+) -> Worker:
     begin, fds = received.message, received.fds
     assert isinstance(begin, Begin)
     program, timer = Program(**begin.program), StartupTimer()
-    configure_process(begin, program, fds[:1])
+    if checked is not None:
+        checked.write_output(fds[0])
+    configure_process(begin, program if checked is None else None, fds[:1])
     if not was_prewarmed:
         Heartbeat(channel, begin.heartbeat_s).start()
     if note := start_cuda_lane(begin):
         channel.send(Noted(note))
     timer.lap("process setup")
-    trainer = make_trainer(begin, program, timer, lambda: _await_admission(channel, grants))
+    training = None if checked is None else checked.training
+    trainer = make_trainer(begin, program, timer, lambda: _await_admission(channel, grants), training)
     channel.send(Noted(timer.summary()))
     norms = sync_batch_norms(program, trainer.training)
     device_state = new_device_state(trainer, tolerant=not program.deterministic) if begin.memory_cap else None

@@ -76,6 +76,11 @@ class WorkerPool:
         """Start it in the background; `broken` is set if no fork server starts."""
         self._restart = asyncio.create_task(self._begin(launched))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a fork server has started; processes that are requested earlier wait for it."""
+        return self._was_started.is_set()
+
     async def ready(self) -> None:
         """Return when processes can be forked."""
         await self._was_started.wait()
@@ -87,13 +92,13 @@ class WorkerPool:
     def prewarm(self, key: WorkerKey, prewarm: Prewarm) -> None:
         self._start_process(key, prewarm)
 
-    def check(self, key: WorkerKey, request: CheckEntry, log: int) -> None:
-        """Start a process that calls an entry; its output goes to ``log``, which stays the caller's."""
-        self._start_process(key, request, log)
+    def check(self, key: WorkerKey, request: CheckEntry) -> None:
+        """Start a process that calls an entry."""
+        self._start_process(key, request)
 
     def assign(self, prewarmed: WorkerKey, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
         process = self._processes[key] = self._processes.pop(prewarmed)
-        process.key = key
+        process.key, process.heard_at = key, self._clock()  # one that called an entry sends no heartbeat before
         process.channel.send(begin, [log, *fds])
 
     def send(self, key: WorkerKey, message: Message, fds: tuple[int, ...] = ()) -> None:

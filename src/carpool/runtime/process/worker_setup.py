@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -99,25 +100,51 @@ def _total_multiprocessors(device: torch.device) -> int | None:
     return None if index is None else nvml.multiprocessors(index)
 
 
-def configure_process(begin: Begin, program: Program, fds: tuple[int, ...]) -> None:
-    """Apply log, name, cores, threads, environment and working folder."""
+def configure_process(begin: Begin, program: Program | None, fds: tuple[int, ...]) -> None:
+    """Apply log, name, cores, threads, the job's settings unless they are (None), and the lane's environment."""
     for fd in fds[:1]:
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
+        redirect_output(fd)
     for fd in fds:
         os.close(fd)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     set_process_name(f"carpool:{begin.job}")
+    _limit_damage()
+    if begin.cores:
+        for thread in Path("/proc/self/task").iterdir():  # an entry that was called already may have started some
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), begin.cores)
+    torch.set_num_threads(begin.threads)
+    if program is not None:
+        configure_job(program)
+    os.environ.update(begin.environment)
+
+
+def configure_job(program: Program) -> None:
+    """Apply the job's environment, determinism and working folder; before anything starts CUDA."""
+    os.environ.update(program.environment)
+    enable_determinism(deterministic=program.deterministic)
+    enter_job_folder(program)
+
+
+def capture_output(threads: int) -> int:
+    """Prepare a process that calls an entry before its job starts; the memory file that receives its output."""
+    output = os.memfd_create("output")
+    redirect_output(output)
+    _limit_damage()
+    torch.set_num_threads(threads)
+    return output
+
+
+def redirect_output(fd: int) -> None:
+    """Write what is printed from now on to a file."""
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _limit_damage() -> None:
     # When memory runs out, the kernel should kill a worker, which can be replaced, before the executor.
     Path("/proc/self/oom_score_adj").write_text("500")
     keep_freed_memory()
-    if begin.cores:
-        os.sched_setaffinity(0, begin.cores)
-    torch.set_num_threads(begin.threads)
-    os.environ.update(program.environment)
-    os.environ.update(begin.environment)
-    enable_determinism(deterministic=program.deterministic)  # before anything starts CUDA
-    enter_job_folder(program)
 
 
 def enter_job_folder(program: Program) -> None:
@@ -130,22 +157,27 @@ def enter_job_folder(program: Program) -> None:
     sys.argv = [program.entry]
 
 
-def check_training(program: Program) -> None:
+def checked_training(program: Program) -> Training:
     """Call the entry and check that its training could start on any device."""
-    training = _loaded(program)
+    training = load_program(program)
     source = StepSource(training, program.seed, program.shards if program.exact else None)
     for batch_size in filter(None, (training.batch_size, program.batch_size)):
         source.check_batch_size(batch_size, 0)
+    return training
 
 
 def make_trainer(
-    begin: Begin, program: Program, timer: StartupTimer, await_admission: Callable[[], int] = lambda: 0
+    begin: Begin,
+    program: Program,
+    timer: StartupTimer,
+    await_admission: Callable[[], int] = lambda: 0,
+    training: Training | None = None,  # that the entry has returned already
 ) -> Trainer:
     """Load the entry and move its training to the device; under a memory cap, first wait for free memory there."""
     device = torch.device(begin.device)
     if not begin.memory_cap:
         _start_cuda(device, program.memory_bytes)
-    training = _loaded(program)
+    training = training or load_program(program)
     timer.lap("entry")
     if begin.memory_cap:  # not earlier, because CUDA itself takes memory
         free = max(1, await_admission() - CUDA_CONTEXT_BYTES)
@@ -167,7 +199,8 @@ def make_trainer(
     return trainer
 
 
-def _loaded(program: Program) -> Training:
+def load_program(program: Program) -> Training:
+    """Call the entry of a program."""
     folder = Path(program.folder) if program.folder else None
     return with_program_options(load_training(program.entry, program.args, seed=program.seed, folder=folder), program)
 
