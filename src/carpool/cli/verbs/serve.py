@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -182,9 +182,10 @@ async def _serve(
 
 
 def _echo(words: str) -> None:
-    click.echo(f"carpool: {words}", err=True)
+    with suppress(OSError):  # the terminal may be closed, or its disk full; the daemon goes on
+        click.echo(f"carpool: {words}", err=True)
 
 
 def _stop(daemon: DaemonInstance, leave_running: bool) -> None:
-    _echo("leaving jobs running for the next daemon" if leave_running else "stopping all jobs with checkpoints")
     daemon.stop(leave_running=leave_running)
+    _echo("leaving jobs running for the next daemon" if leave_running else "stopping all jobs with checkpoints")
