@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.cli.main import BAD_INPUT, FINISHED, run
 from carpool.service.client import Client
 
 ENTRIES = """
@@ -102,8 +102,10 @@ def daemon(state: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
             yield process, client
     finally:
         process.stderr.close()  # nothing reads what it prints any more
-        process.send_signal(signal.SIGTERM)
+        if process.poll() is None:
+            assert run(["stop", "--state", str(state)]) == FINISHED
         process.wait()
+        assert run(["stop", "--state", str(state)]) == BAD_INPUT, "no daemon is left"
 
 
 def await_ends(client: Client, jobs: set[str]) -> dict[str, str]:
@@ -141,6 +143,7 @@ def test_the_worst_jobs_end_alone_and_the_daemon_starts_again(folder: Path) -> N
         assert client.log("files")["next"] >= 0
         assert client.measurements("files") == []
         process.kill()
+        process.wait()
     seen = (folder / "seen").read_text(encoding="utf-8")
     assert "HF_TOKEN=hf" in seen
     assert "t0ken" not in seen

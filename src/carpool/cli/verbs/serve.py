@@ -80,7 +80,7 @@ Examples:
 @click.option("--leave-running", is_flag=True, help="When stopped, leave jobs running for the next daemon.")
 @log_options("warning")
 def serve(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
-    """Run the daemon until SIGTERM or Ctrl-C.
+    """Run the daemon until SIGTERM, Ctrl-C or `carpool stop`.
 
     Requests are answered when they are on disk. If the daemon is killed, its jobs stop at the end of a step with a
     checkpoint, and the next daemon on the same folder resumes them. If it is stopped, it checkpoints and stops all
@@ -168,6 +168,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _stop, daemon, leave_running)
+    loop.add_signal_handler(signal.SIGUSR1, _stop, daemon, True)  # carpool stop --leave-running
     async with api() as address:
         for notice in daemon.notices:
             _echo(notice)
