@@ -29,6 +29,7 @@ _SECTIONS = {  # heading of `carpool --help` -> verb -> summary
     },
     "Daemon": {
         "serve": "Run the daemon: accept jobs, resume them after a crash.",
+        "stop": "Stop the daemon of this machine; its jobs resume with the next one.",
         "submit": "Submit jobs to the daemon and follow their output.",
         "ps": "List the daemon's jobs.",
         "top": "Show the daemon's devices and jobs, live.",
@@ -55,7 +56,7 @@ VERBS = {verb: summary for section in _SECTIONS.values() for verb, summary in se
 
 _MODULES = {  # verb -> module in cli/verbs, where the names differ
     **dict.fromkeys(("cancel", "pause", "resume", "weight", "limit"), "job_control"),
-    **dict.fromkeys(("config", "token", "backup", "restore"), "admin"),
+    **dict.fromkeys(("config", "token", "backup", "restore", "stop"), "admin"),
     **dict.fromkeys(("ps", "top"), "status"),
     **dict.fromkeys(("logs", "get"), "job_output"),
     "why": "explain",

@@ -65,6 +65,8 @@ def _cores() -> Finding:
 
 def _gpus(gpus: list[Gpu]) -> Finding:
     if not gpus:
+        if not Path("/dev/nvidiactl").exists() and not Path("/proc/driver/nvidia").exists():
+            return Finding("GPUs", False, "none on this machine", "Nothing to do: trainings run on CPU cores.")
         way_out = "Check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES; without a GPU, trainings run on CPU cores."
         return Finding("GPUs", False, "none visible", way_out)
     names = ", ".join(f"cuda:{gpu.index} {gpu.model} ({gpu.memory_bytes / 2**30:.0f} GiB)" for gpu in gpus)
@@ -79,7 +81,7 @@ def _on_gpus(gpus: list[Gpu]) -> Iterator[Finding]:
         ("NCCL", _nccl, "Gradients travel through host memory; on a single machine nothing else is needed."),
     ]
     for name, check, way_out in checks:
-        yield _try(name, check, way_out) if gpus else Finding(name, False, "no GPU", way_out)
+        yield _try(name, check, way_out) if gpus else Finding(name, False, "no GPU", "Nothing to do without a GPU.")
 
 
 def _try(name: str, check: Callable[[], str], way_out: str) -> Finding:

@@ -9,6 +9,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 from carpool.cli.main import run
+from carpool.cli.verbs import job_output
 from tests.support.cli_rig import job_file, stderr_of, stdout_of, write_log
 from tests.support.http_rig import Served
 
@@ -37,3 +38,31 @@ def test_the_daemon_answers_for_its_jobs(
     assert stdout_of(capsys, "get", "a", "--out", "copy") == "copy/log\n"
     assert (tmp_path / "copy" / "log").read_text(encoding="utf-8") == "one\n"
     assert "'none'" in stderr_of(capsys, "explain", "none")
+
+
+def test_get_of_a_job_without_files_says_that_it_waits(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CARPOOL_STATE", str(served.rig.backend.read_model.state))
+    run(["submit", "-d", job_file(served, "a")])
+    capsys.readouterr()
+    said = stderr_of(capsys, "get", "a")
+    assert "no checkpoint yet" in said
+    assert "carpool why a" in said
+
+
+def test_get_tries_again_when_a_running_job_replaces_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from carpool.runtime.state.checkpoint import Checkpoints
+
+    kept = Checkpoints(tmp_path / "checkpoints", keep=1)
+    kept.save(1, {"model": {"w": torch.ones(1)}})
+    listed = [{"latest.pt": path} for path in kept.paths()]
+    kept.save(2, {"model": {"w": torch.ones(1) * 2}})  # deletes the first
+    found = job_output._checkpoints
+    monkeypatch.setattr(job_output, "_checkpoints", lambda folder: listed.pop() if listed else found(folder))
+    listed.append(listed[0])  # for the question whether there are any
+    assert job_output._export(tmp_path, tmp_path) == ["latest.pt"]
+    assert torch.load(tmp_path / "latest.pt")["w"] == 2

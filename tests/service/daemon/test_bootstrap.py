@@ -17,12 +17,13 @@ import pytest
 from carpool.backends.executors import LOCAL, ExecutorPort
 from carpool.core.errors import InputError
 from carpool.core.messages import Fact, JobResumed, NodeLost, PolicyChanged, WeightChanged
-from carpool.core.model import JobId, Kind
+from carpool.core.model import JobId, Kind, Phase
 from carpool.core.topology import Placement
 from carpool.jobs.devices import parse_devices
 from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.runtime.executor.client import ExecutorOptions, ExecutorSocket
 from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.executor.job_guard import JobMarker
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.auth import Principal, Role
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
@@ -313,6 +314,32 @@ def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None
 
     asyncio.run(play())
     check_journal(read(state), [spec.id for spec, _ in jobs])
+
+
+async def kill_executor_in_hand_of(daemon: DaemonInstance, state: Path, job: str) -> None:
+    """Kill the executor, after some progress, as if it were handling a job; returns when there is another one."""
+    before, life = steps(daemon, job), daemon.store.mark.of(LOCAL).life
+    await until(daemon, lambda: steps(daemon, job) > before)
+    JobMarker(state / "executor" / "job").set(JobId(job))
+    os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
+    await until(daemon, lambda: daemon.store.mark.of(LOCAL).life != life)
+
+
+def test_a_job_that_kills_its_executor_twice_is_quarantined_and_its_neighbour_finishes(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 2)).jobs
+    state = tmp_path / "state"
+
+    async def play() -> None:
+        async with opened(state) as daemon:
+            await daemon.loop.submit(jobs)
+            for _ in range(2):
+                await kill_executor_in_hand_of(daemon, state, "job-0")
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            accounts = daemon.observers.accounting.accounts
+            assert "quarantined" in accounts[JobId("job-0")].error
+            assert accounts[JobId("job-1")].phase is Phase.FINISHED
+
+    asyncio.run(play())
 
 
 def _held_back(lines: Iterable[LogLine], may_end: threading.Event) -> Iterator[LogLine]:

@@ -1,8 +1,10 @@
-"""``carpool config``, ``token``, ``backup`` and ``restore``: administer the daemon."""
+"""``carpool config``, ``token``, ``backup``, ``restore`` and ``stop``: administer the daemon."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ import click
 
 from carpool import __version__
 from carpool.cli.support.options import json_option, print_json, print_note
+from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
     from carpool.service.auth import AccessTokens
@@ -55,6 +58,44 @@ state_option = click.option(
     metavar="DIR",
     help="The daemon's state directory. [default: the setting 'state', see carpool config show]",
 )
+
+
+_STOP_EPILOG = """\b
+Examples:
+  carpool stop
+  carpool stop --leave-running
+"""
+
+
+@click.command("stop", epilog=_STOP_EPILOG)
+@state_option
+@click.option("--leave-running", is_flag=True, help="Leave jobs running for the next daemon.")
+def stop(state: str | None, leave_running: bool) -> None:
+    """Stop the daemon of a state directory; returns when it has exited.
+
+    Its jobs are stopped at the end of a step with a checkpoint, and the next `carpool serve` resumes them.
+    """
+    path = _state_folder(state) / "lock"
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        raise _no_daemon(path.parent) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        raise _no_daemon(path.parent)
+    except BlockingIOError:
+        pid = os.pread(lock, 20, 0).strip()
+        if not pid.isdigit():
+            raise InputError("the daemon has left no process id", where=str(path), way_out="Use kill PID.") from None
+        os.kill(int(pid), signal.SIGUSR1 if leave_running else signal.SIGTERM)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # held by the daemon until it exits
+    finally:
+        os.close(lock)
+    click.echo("stopped; its jobs run on" if leave_running else "stopped; carpool serve resumes its jobs")
+
+
+def _no_daemon(state: Path) -> InputError:
+    return InputError("no daemon uses this directory", where=str(state), way_out="Name its directory with --state.")
 
 
 @click.group("token", epilog="Example: carpool token add ada --role user")

@@ -13,6 +13,7 @@ import click
 from carpool.cli.support.daemon_client import connect, job_argument, name_suggestions, server_option
 from carpool.cli.support.options import json_option, print_json, print_note
 from carpool.cli.verbs.explain import run_option
+from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
     from carpool.service.client import Client
@@ -33,7 +34,6 @@ Examples:
 @json_option
 def logs(job: str, follow: bool, tail: int, server: str, as_json: bool) -> None:
     """Print what JOB has written to stdout and stderr."""
-    from carpool.core.errors import InputError
     from carpool.service.client import RequestDenied
 
     with connect(server) as client:
@@ -62,6 +62,7 @@ def _print_log(client: Client, job: str, start: int, follow: bool, as_json: bool
         start = chunk["next"]
 
 
+_TRIES = 100
 PLAIN_FILES = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # copied unchanged
 
 
@@ -77,23 +78,16 @@ def get(job: str, run: str, out: str, as_json: bool) -> None:
     training names a metric as `best`.
     """
     from carpool.cli.support.run_lookup import run_with
-    from carpool.core.errors import InputError, cause
+    from carpool.core.errors import cause
 
     folder = (None if run else _folder_from_daemon(job)) or run_with(job, run).job(job)
     target = Path(out or job)
-    copied = {name: folder / name for name in PLAIN_FILES if (folder / name).is_file()}
-    weights = _checkpoints(folder)
-    if not copied and not weights:
+    if not _checkpoints(folder) and not any((folder / name).is_file() for name in PLAIN_FILES):
         raise InputError(f"job {job!r} has no files yet", where=str(folder), way_out="Wait for its first checkpoint.")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for name, path in copied.items():
-            shutil.copyfile(path, target / name)
-        if weights:
-            from carpool.runtime.state.checkpoint import export_weights
-
-            for name, path in weights.items():
-                export_weights(path, target / name)
+        copied = [name for name in PLAIN_FILES if _copy(folder / name, target / name)]
+        weights = _export(folder, target)
     except OSError as error:
         raise InputError(f"cannot write: {cause(error)}", where=str(target), way_out="Choose another --out.") from None
     files = [str(target / name) for name in (*weights, *copied)]
@@ -106,16 +100,64 @@ def get(job: str, run: str, out: str, as_json: bool) -> None:
         print_note(f"no weights: {job} has no checkpoint, or is a command")
 
 
+def _copy(path: Path, target: Path) -> bool:
+    """Copy a file of a job, without the discarded part of a long log; False where there is no readable one."""
+    from carpool.jobs.untrusted_file import first_kept_byte, open_untrusted
+
+    try:
+        handle = open_untrusted(path)
+    except OSError:
+        return False
+    with os.fdopen(handle, "rb") as source, target.open("wb") as copy:
+        source.seek(first_kept_byte(handle))
+        shutil.copyfileobj(source, copy)
+    return True
+
+
+def _export(folder: Path, target: Path) -> list[str]:
+    """Export the newest and the best weights; tried again when a running job has deleted a checkpoint meanwhile."""
+    if not _checkpoints(folder):
+        return []
+    from carpool.runtime.state.checkpoint import CheckpointGone, export_weights
+
+    for _ in range(_TRIES):
+        weights = _checkpoints(folder)
+        try:
+            for name, path in weights.items():
+                export_weights(path, target / name)
+        except CheckpointGone:
+            continue
+        return list(weights)
+    raise InputError(
+        f"its checkpoints are replaced faster than they can be read ({_TRIES} tries)",
+        where=str(folder),
+        way_out="Raise its checkpoint_s, or wait for its end.",
+    )
+
+
 def _folder_from_daemon(job: str) -> Path | None:
-    """Directory of a job of this machine's daemon; None if no daemon knows the job or the directory is unreadable."""
+    """Directory of a job of this machine's daemon; None if no daemon knows the job.
+
+    InputError where the job has none yet.
+    """
     from carpool.cli.support.daemon_client import from_daemon
     from carpool.runtime.executor.job_folder import JobFolder
     from carpool.service.config import read_settings
 
-    if from_daemon(job, lambda client, name: client.job(name)) is None:
+    known = from_daemon(job, lambda client, name: client.job(name))
+    if known is None:
         return None
-    folder = JobFolder(read_settings(os.environ).state, job).path
-    return folder if folder.is_dir() else None
+    settings = read_settings(os.environ)
+    folder = JobFolder(settings.state, job).path
+    if not folder.is_dir():
+        if settings["server"] and not settings["server"].startswith("unix:"):
+            return None  # of another machine
+        raise InputError(
+            f"job {job!r} is {known['phase']} and has no checkpoint yet",
+            where=str(folder),
+            way_out=f"Wait until it has run for a while. Why it waits: carpool why {job}",
+        )
+    return folder
 
 
 def _checkpoints(folder: Path) -> dict[str, Path]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ Examples:
 @click.option("--leave-running", is_flag=True, help="When stopped, leave jobs running for the next daemon.")
 @log_options("warning")
 def serve(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
-    """Run the daemon until SIGTERM or Ctrl-C.
+    """Run the daemon until SIGTERM, Ctrl-C or `carpool stop`.
 
     Requests are answered when they are on disk. If the daemon is killed, its jobs stop at the end of a step with a
     checkpoint, and the next daemon on the same folder resumes them. If it is stopped, it checkpoints and stops all
@@ -168,6 +168,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _stop, daemon, leave_running)
+    loop.add_signal_handler(signal.SIGUSR1, _stop, daemon, True)  # carpool stop --leave-running
     async with api() as address:
         for notice in daemon.notices:
             _echo(notice)
@@ -182,9 +183,10 @@ async def _serve(
 
 
 def _echo(words: str) -> None:
-    click.echo(f"carpool: {words}", err=True)
+    with suppress(OSError):  # the terminal may be closed, or its disk full; the daemon goes on
+        click.echo(f"carpool: {words}", err=True)
 
 
 def _stop(daemon: DaemonInstance, leave_running: bool) -> None:
-    _echo("leaving jobs running for the next daemon" if leave_running else "stopping all jobs with checkpoints")
     daemon.stop(leave_running=leave_running)
+    _echo("leaving jobs running for the next daemon" if leave_running else "stopping all jobs with checkpoints")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from carpool.core.errors import InputError
+from carpool.jobs.untrusted_file import open_untrusted
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.state.tensor_file import pack, unpack
 
@@ -41,12 +42,19 @@ def save(path: Path, state: Any) -> None:
 
 
 def load(path: Path) -> Any:
-    """Read a checkpoint and verify its checksum."""
+    """Read a checkpoint and verify its checksum; CheckpointGone if a newer one has replaced it."""
     try:
-        content = path.read_bytes()
+        with os.fdopen(open_untrusted(path), "rb") as file:
+            content = file.read()
+    except FileNotFoundError as error:
+        raise CheckpointGone(f"{path}: cannot read the checkpoint: {error.strerror}") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot read the checkpoint: {error.strerror}") from error
     return unpack(content, str(path))
+
+
+class CheckpointGone(CheckpointError):
+    """The checkpoint was deleted: a running job keeps only its last ones."""
 
 
 class FoundCheckpoint(NamedTuple):
@@ -142,9 +150,14 @@ def _describe(error: OSError, folder: Path) -> str:
 
 
 def export_weights(checkpoint: Path, target: Path) -> None:
-    """Write the model's ``state_dict()`` for ``model.load_state_dict(torch.load(target))``."""
+    """Write the model's ``state_dict()`` for ``model.load_state_dict(torch.load(target))``.
+
+    CheckpointGone if a newer checkpoint has replaced this one.
+    """
     try:
         state = load(checkpoint)
+    except CheckpointGone:
+        raise
     except CheckpointError as error:
         raise InputError(str(error), way_out="Try another checkpoint in the job's folder.") from None
     draft = target.with_name(f".{target.name}.part")

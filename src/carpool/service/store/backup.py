@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from carpool.core.errors import InputError, cause
+from carpool.jobs.untrusted_file import open_untrusted
 from carpool.service.store.accept_log import fsync_folder
+from carpool.service.store.disk_space import RESERVE
 from carpool.service.store.store import DATABASE
 
 SCHEMA = 1
@@ -122,7 +124,7 @@ def _files(state: Path, *, checkpoints: bool) -> Iterator[Path]:
         folders[:] = sorted(each for each in folders if checkpoints or not each.startswith("checkpoints"))
         for name in sorted(names):
             path = Path(folder) / name
-            if name in _BESIDE or name == "lock" or name.endswith(".part"):
+            if name in _BESIDE or name in ("lock", RESERVE) or name.endswith(".part"):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 if stat.S_ISREG(path.lstat().st_mode):
@@ -133,7 +135,7 @@ def _files(state: Path, *, checkpoints: bool) -> Iterator[Path]:
 def _source(path: Path) -> Iterator[Any]:
     """A file to read; for the database, a consistent copy."""
     if path.name != DATABASE:
-        with path.open("rb") as file:
+        with os.fdopen(open_untrusted(path), "rb") as file:
             yield file
         return
     with tempfile.TemporaryDirectory() as folder:

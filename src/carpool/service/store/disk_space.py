@@ -8,6 +8,7 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
+RESERVE = "reserve"  # in the state folder
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_ROOM_BYTES = 1 << 20  # with less free, SQLite's general errors mean a full disk
 _SQLITE_GENERAL = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}  # also raised when -wal or -shm cannot grow
@@ -36,7 +37,7 @@ class DiskReserve:
     """A file that holds space back: removed when the disk is full, so that accepted jobs can still end durably."""
 
     def __init__(self, folder: Path, size: int = _RESERVE_BYTES) -> None:
-        self._path = folder / "reserve"
+        self._path = folder / RESERVE
         self._size = size
 
     def hold(self) -> bool:
