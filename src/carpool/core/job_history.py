@@ -32,6 +32,7 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.topology import Cluster
+from carpool.core.units import format_params
 
 _LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)  # after these it holds nothing
 
@@ -122,6 +123,7 @@ def _of_submission(spec: JobSpec, counted: str) -> str:
     asked = [f"{spec.devices} device{'s' if spec.devices != 1 else ''}"]
     asked += [f"priority {priority_name(spec.priority)}"] if spec.priority else []
     asked += [f"to finish within {spec.deadline_s:.6g} s"] if spec.deadline_s else []
+    asked += [format_params(spec.params)] if spec.params else []
     return f"was submitted: {', '.join(asked)}, {work}{model}"
 
 

@@ -14,7 +14,7 @@ from carpool.core import messages
 from carpool.core.errors import JournalError
 from carpool.core.host_resources import HostResources
 from carpool.core.messages import RUN, Change, Fact, ForeignProcess, JobSubmitted, OutsidersSeen, Planned, Probe, Record
-from carpool.core.model import Allocation, JobId, JobSpec, NodeId, Share
+from carpool.core.model import Allocation, HalvingRule, JobId, JobSpec, NodeId, Share
 from carpool.core.topology import Bank, Cluster, Link, Node
 
 SCHEMA = 1
@@ -135,7 +135,10 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 def spec_from_json(value: dict[str, Any]) -> JobSpec:
     """The inverse of `spec_to_json`."""
-    return JobSpec(**{name: _frozen(item) for name, item in value.items()})
+    given = {name: _frozen(item) for name, item in value.items()}
+    if "halving" in given:
+        given["halving"] = HalvingRule(*given["halving"])
+    return JobSpec(**given)
 
 
 def allocation_to_json(allocation: Allocation) -> dict[str, Any]:

@@ -15,6 +15,7 @@ JobId = NewType("JobId", str)
 DeviceId = NewType("DeviceId", int)
 NodeId = NewType("NodeId", int)
 Kind = NewType("Kind", str)
+Param = str | int | float | bool  # the value of a hyper-parameter
 
 
 class Phase(StrEnum):
@@ -34,6 +35,19 @@ class Phase(StrEnum):
 
 
 _OVER = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
+
+
+class HalvingRule(NamedTuple):
+    """Successive halving of a sweep: which part of its trials continues past each rung.
+
+    Rungs are at `min_steps`, `min_steps` · eta, `min_steps` · eta² … steps; of the trials that reach a rung, the best
+    1/eta by the metric continue.
+    """
+
+    metric: str
+    is_max: bool  # larger is better
+    eta: int
+    min_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +80,8 @@ class JobSpec:
     array: str = ""  # name shared by all jobs of one sweep
     at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
     deadline_s: float = 0.0  # seconds after submission by which it should finish; 0: none
+    params: tuple[tuple[str, Param], ...] = ()  # hyper-parameters that its sweep varies, for display
+    halving: HalvingRule | None = None  # of its array
 
     @property
     def narrowest(self) -> int:

@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from carpool.core.errors import CarpoolError, InputError
+from carpool.core.units import format_params
 from carpool.dashboard import text_format
 from carpool.dashboard.actions import check_token, execute_action, job_path, read_form, token_for
 from carpool.dashboard.comparison import Reports
@@ -197,6 +198,7 @@ def _environment(zone: tzinfo) -> Environment:
         "memory": text_format.memory,
         "moment": lambda at, now: text_format.moment(at, zone, now),
         "number": text_format.number,
+        "params": lambda params: format_params(params.items()),
         "percent": text_format.percent,
         "plain": text_format.plain,
         "rough": text_format.rough,

@@ -16,6 +16,7 @@ class Program:
     command: tuple[str, ...] = ()  # any program: placed, not elastic
     folder: str = ""  # working folder; entries and relative paths are looked up from here
     environment: Mapping[str, str] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()  # TensorBoard event files of a command, as patterns relative to `folder`
     python: str = ""  # interpreter for `command` entries that begin with "python"; empty: this one
     memory_bytes: int = 0  # most that may be allocated on a GPU; 0: no limit
     cpus: int = 0  # cores of each worker on a GPU; 0: any of them
@@ -44,7 +45,7 @@ class Program:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Program:
         """The inverse of `as_json`, and of `asdict`, after JSON has made lists of tuples."""
-        lists = {key: tuple(value[key]) for key in ("command", "notify") if key in value}
+        lists = {key: tuple(value[key]) for key in ("command", "notify", "metrics") if key in value}
         return cls(**{**value, **lists})
 
 

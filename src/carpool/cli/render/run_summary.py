@@ -74,6 +74,7 @@ def _job(account: JobAccount, names: dict[int, str]) -> Json:
     own_batch = account.spec.batch_size or account.own_batch
     return {
         "name": account.spec.id,
+        "params": dict(account.spec.params),
         "state": str(account.phase) if account.phase.is_over else "interrupted",
         "steps": outcome.steps if outcome is not None else int(account.done),
         "epochs": None if outcome is None else outcome.epochs,

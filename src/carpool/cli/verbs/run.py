@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.options import guard_stdout, log_options
+from carpool.cli.support.options import guard_stdout, log_options, sweep_option
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
@@ -38,6 +38,7 @@ _EPILOG = """\b
 Examples:
   carpool run jobs.toml
   carpool run jobs.toml --devices cpu:4 --policy las --json > result.json
+  carpool run jobs.toml --sweep lr=0.1,0.01 --sweep width=64,128
   carpool run jobs.toml --resume
   carpool run jobs.toml --devices cuda --memory-cap 40GiB
 """
@@ -45,6 +46,7 @@ Examples:
 
 @click.command("run", epilog=_EPILOG)
 @click.argument("jobs", required=False, metavar="JOBS.toml")
+@sweep_option
 @click.option("--policy", metavar="NAME[:key=value]…", help=f"The scheduling policy. [default: {PREFERRED[0]}]")
 @click.option(
     "--devices",
@@ -101,6 +103,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def run(
     jobs: str | None,
+    sweep: tuple[str, ...],
     policy: str | None,
     devices: str,
     state: str | None,
@@ -127,12 +130,13 @@ def run(
     from carpool.jobs.devices import as_cluster, foreign_process_note, list_gpus, overlap_note, parse_devices
     from carpool.jobs.feasibility import check_fit
     from carpool.jobs.host import host_supplies
+    from carpool.jobs.sweep import parse_sweep_options
     from carpool.policies.registry import attribute_errors
 
     environment = _configure_logging(log_level, log_format)
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
-    given = look_up(jobs, state, resume)
+    given = look_up(jobs, state, resume, parse_sweep_options(sweep))
     found = parse_devices(devices, oversubscribe=oversubscribe) if devices or given.devices is None else given.devices
     others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
     supplies = host_supplies(given.folder.path)

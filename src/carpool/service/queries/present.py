@@ -18,6 +18,7 @@ from carpool.core.messages import OutsidersSeen, Planned
 from carpool.core.model import Allocation, DeviceId, Job, JobId, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.scheduler import Scheduler
+from carpool.core.units import format_params
 from carpool.jobs.program import Program
 from carpool.service.queries.views import (
     ChangeView,
@@ -131,6 +132,7 @@ def job_view(
         at_most=spec.at_most,
         deadline=time_base.unix(account.submitted_at + spec.deadline_s) if spec.deadline_s else None,
         is_late=0.0 < spec.deadline_s < until - account.submitted_at,
+        params=dict(spec.params),
     )
 
 
@@ -158,7 +160,8 @@ def job_story(
 ) -> list[StoryEventView]:
     """Build a job's history, oldest first; `redact` filters the policy's reasons for the caller."""
     devices = account.spec.devices
-    submitted = account.submitted_at, f"was submitted: requests {devices} device{'' if devices == 1 else 's'}"
+    params = f", {format_params(account.spec.params)}" if account.spec.params else ""
+    submitted = account.submitted_at, f"was submitted: requests {devices} device{'' if devices == 1 else 's'}{params}"
     events = [submitted, *_decisions(account, names, redact), *account.story, *_ending(account)]
     return [StoryEventView(time_base.unix(at), words) for at, words in sorted(events, key=lambda event: event[0])]
 

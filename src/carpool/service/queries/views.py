@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from carpool.core.model import JobId, Phase
+from carpool.core.model import JobId, Param, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class JobView:
     at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
     deadline: float | None = None
     is_late: bool = False  # missed its deadline
+    params: Mapping[str, Param] = field(default_factory=dict)  # hyper-parameters that its sweep varies
 
     @property
     def progress(self) -> float | None:
