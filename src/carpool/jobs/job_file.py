@@ -207,6 +207,9 @@ def _job(name: str, table: Table, folder: Path) -> ListedJob:
         raise InputError(problem, where=table.where, way_out=way_out)
     program = _program(table, home, entry, command)
     spec = _spec(name, table, program)
+    if wide := [pattern for pattern in program.metrics if "**" in pattern]:
+        way_out = "Name the folders: runs/*/events*."
+        raise InputError(f"metrics has {wide[0]!r}, which searches whole trees", where=table.where, way_out=way_out)
     if command:
         _check_command(table, spec)
         if not spec.after:  # a job that it depends on may write it

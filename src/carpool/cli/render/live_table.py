@@ -164,7 +164,7 @@ def ending(account: JobAccount) -> str:
         return words
     words += f": {outcome.reason}" if outcome.reason else ""
     words += f", loss {outcome.loss:.4f}" if outcome.loss is not None else ""
-    return words + "".join(f", {name} {value:.4g}" for name, value in outcome.metrics.items())
+    return words + "".join(f", {name} {value:.4g}" for name, value in account.last_metrics.items())
 
 
 def held(allocation: Allocation, names: Mapping[int, str]) -> str:

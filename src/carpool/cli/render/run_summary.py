@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from math import isfinite
 
 import click
@@ -10,8 +11,12 @@ import click
 from carpool import __version__
 from carpool.backends.job_accounting import JobAccount, Json, allocation_json, finite_or_none
 from carpool.cli.render.live_table import ending
+from carpool.cli.render.results_table import results_lines
 from carpool.core.model import Phase
 from carpool.service.daemon.batch_run import BatchRun, RunEnd
+from carpool.service.queries.results import results_view
+
+_MAX_ROWS = 20  # of the results of a sweep
 
 
 def as_document(run: BatchRun) -> Json:
@@ -52,6 +57,10 @@ def print_summary(run: BatchRun, end: RunEnd) -> None:
         if account.phase in (Phase.FAILED, Phase.CANCELLED):
             click.echo(f"{account.spec.id} {ending(account)}")
             click.echo(f"  log: {run.folder.job(account.spec.id) / 'log'}")
+    if any(account.spec.params for account in accounts):
+        view = results_view(run.request.name, list(accounts), run.accounting.at)
+        for line in results_lines(asdict(view), _MAX_ROWS):
+            click.echo(line)
     if end is RunEnd.INTERRUPTED:
         click.echo(f"interrupted; resume with: carpool run --resume {run.folder.path}")
     else:
@@ -74,18 +83,18 @@ def _job(account: JobAccount, names: dict[int, str]) -> Json:
     own_batch = account.spec.batch_size or account.own_batch
     return {
         "name": account.spec.id,
-        "params": dict(account.spec.params),
         "state": str(account.phase) if account.phase.is_over else "interrupted",
-        "steps": outcome.steps if outcome is not None else int(account.done),
+        "steps": outcome.steps if outcome is not None and outcome.steps else account.steps,
         "epochs": None if outcome is None else outcome.epochs,
         "loss": finite_or_none(account.loss if outcome is None else outcome.loss),
-        "metrics": {} if outcome is None else {name: finite_or_none(value) for name, value in outcome.metrics.items()},
+        "metrics": {name: finite_or_none(value) for name, value in account.last_metrics.items()},
         "jct_s": account.jct_s,
         "wait_s": account.wait_s,
         "samples_per_s": None if outcome is None else finite_or_none(outcome.samples_per_s),
         "digest": None if outcome is None else outcome.digest,
         "allocations": [allocation_json(given, own_batch, names) for given in account.decisions],
         "error": account.error or None,
+        "params": dict(account.spec.params),
     }
 
 

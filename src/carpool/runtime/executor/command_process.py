@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ from carpool.jobs.devices import LocalDevice, cuda_visible_names
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.logs import log_event
+from carpool.runtime.executor.command_metrics import CommandMetrics
 from carpool.runtime.executor.command_state import CommandAction, CommandState, Launch, Terminate
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
@@ -29,6 +31,7 @@ from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed
 from carpool.runtime.process.reaper import NOT_STARTED
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_COLLECT_S = 1.0  # between readings of a command's metrics
 _DRAIN_S = 2.0  # after a command's exit, for messages of its session
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,9 @@ class CommandProcess:
         self._finishing: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
         self._exited.set()
+        self._metrics: CommandMetrics | None = None  # of the process that runs
+        self._collecting: asyncio.Task[None] | None = None
+        self._collected_at = 0.0
 
     def order(self, at: float, target: Target) -> None:
         self._run(self.state.order(at, target))
@@ -79,6 +85,9 @@ class CommandProcess:
 
     def tick(self, at: float) -> None:
         self._run(self.state.tick(at))
+        if self._metrics is not None and self._collecting is None and at - self._collected_at >= _COLLECT_S:
+            self._collected_at = at
+            self._collecting = asyncio.create_task(self._collect(self._metrics))
 
     def send(self, message: Message) -> None:
         """Send a message to its session; ignored without one."""
@@ -141,6 +150,8 @@ class CommandProcess:
         cores = cores or [*self._cores.claim(self.state.job, self._program.cpus * len(slots))]
         theirs, self._lifeline = os.pipe()
         ours, end = pair()
+        log, folder = self._folder.path / "log", Path(self._program.folder)
+        self._metrics = CommandMetrics(log, folder, self._program.metrics, since=time.time() - 1.0)
         try:
             environment = self._environment(slots, devices, cores) | {"CARPOOL_CHANNEL": str(end.fileno())}
             self._process = self._spawn(cores, environment, theirs, end.fileno())
@@ -195,6 +206,13 @@ class CommandProcess:
                 elif isinstance(message, Evaluated):
                     self._listener.on_command(self, (), [Evaluation(job, message.step, message.metrics)])
 
+    async def _collect(self, metrics: CommandMetrics, *, is_last: bool = False) -> None:
+        """Report the metrics that the command has printed or written; reading takes place in a thread."""
+        rows = await asyncio.to_thread(metrics.poll, is_last=is_last)
+        self._collecting = None
+        if rows:
+            self._listener.on_command(self, (), [Evaluation(self.state.job, row.step, row.metrics) for row in rows])
+
     def _environment(
         self, slots: tuple[WorkerSlot, ...], devices: list[LocalDevice], cores: list[int]
     ) -> dict[str, str]:
@@ -237,6 +255,11 @@ class CommandProcess:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._collecting is not None:
+            await self._collecting
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            await self._collect(metrics, is_last=True)
         code = process.wait()
         self._exited.set()
         log_event(_log, "command_exited", job=self.state.job, pid=process.pid, code=code)

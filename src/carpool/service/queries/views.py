@@ -75,6 +75,53 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class PointView:
+    """A value of a metric after a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """One job of a sweep or run: its hyper-parameters and what it reached."""
+
+    job: JobId
+    params: Mapping[str, Param]
+    state: Phase
+    note: str  # why it failed or was stopped
+    steps: int
+    time_s: float  # with devices
+    last: PointView | None  # of the chosen metric; None: not reported, or not finite
+    best: PointView | None
+    metrics: Mapping[str, float]  # the last value of each
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsView:
+    """The results of a sweep or run, best first."""
+
+    name: str
+    metric: str  # by which they are ordered
+    mode: str  # max or min
+    metrics: tuple[str, ...]  # that its jobs report
+    params: tuple[str, ...]
+    best: JobId | None
+    rows: tuple[ResultRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepView:
+    """A sweep and how many of its jobs are over."""
+
+    name: str
+    user: str
+    jobs: int
+    over: int
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobPage:
     """One page of the matching jobs, and their total number."""
 
