@@ -73,9 +73,14 @@ class JobAccount:
         return None if self.jct_s is None else max(0.0, self.jct_s - self.held_s)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the rule of its sweep ended it, which is no failure."""
+        return self.phase is Phase.CANCELLED and bool(self.error)
+
+    @property
     def steps(self) -> int:
-        """Steps done; of a command without a session, the step of its last metrics."""
-        return int(self.done) or self.metrics.last_step
+        """Steps done, as far as its progress or its last metrics tell."""
+        return max(int(self.done), self.metrics.last_step)
 
     @property
     def last_metrics(self) -> Mapping[str, float]:
@@ -175,16 +180,17 @@ class JobAccounting:
                 self.tell(at, job, "missed its deadline; it continues")
             case JobFinished(job=job):
                 self._end(at, job, Phase.FINISHED)
-            case JobCancelled(job=job):
+            case JobCancelled(job=job, reason=reason):
                 self._end(at, job, Phase.CANCELLED)
+                self.accounts[job].error = reason
             case JobFailed(job=job, error=error):
                 self._end(at, job, Phase.FAILED)
                 self.accounts[job].error = error
-            case JobPaused(job=job):
+            case JobPaused(job=job, reason=reason):
                 self._take_off(at, self.accounts[job])
-                self.tell(at, job, "paused by the user")
-            case JobResumed(job=job):
-                self.tell(at, job, "resumed by the user")
+                self.tell(at, job, reason or "paused by the user")
+            case JobResumed(job=job, reason=reason):
+                self.tell(at, job, reason or "resumed by the user")
             case JobCrashed(job=job):
                 self._take_off(at, self.accounts[job])
             case NodeJoined(name=name, banks=banks):

@@ -88,12 +88,12 @@ def _of_fact(fact: Fact, job: JobId, words: HistoryLabels) -> str:
             return f"failed: {error}"
         case JobCrashed(error=error, done=done):
             return f"crashed; {done:.6g} {words.work} are saved: {error}"
-        case JobCancelled():
-            return "was cancelled by the user"
-        case JobPaused():
-            return "was paused by the user"
-        case JobResumed():
-            return "was resumed by the user"
+        case JobCancelled(reason=reason):
+            return reason or "was cancelled by the user"
+        case JobPaused(reason=reason):
+            return reason or "was paused by the user"
+        case JobResumed(reason=reason):
+            return reason or "was resumed by the user"
         case DeadlineMissed():
             return "missed its deadline; it keeps running"
         case WeightChanged() | LimitsChanged():

@@ -142,14 +142,14 @@ def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[Liste
             "has no [[job]] table", where=where, way_out='Add one: [[job]] name = "a" entry = "train.py:main".'
         )
     jobs: list[ListedJob] = []
-    sweeps: dict[str, list[JobId]] = {}  # in `after`, a sweep's name stands for all its jobs
+    sweeps: dict[str, list[ListedJob]] = {}  # in `after`, a sweep's name stands for all its jobs
     for place, table in enumerate(tables, start=1):
-        made = _expanded(table, defaults, place, folder, where)
-        if len(made) > 1 or "sweep" in table:
-            sweeps[str(table.get("name"))] = [job.spec.id for job in made]
-        jobs += made
+        expanded = _expanded(table, defaults, place, folder, where)
+        if len(expanded) > 1 or "sweep" in table:
+            sweeps[str(table.get("name"))] = expanded
+        jobs += expanded
     _check_unique_names(jobs, where)
-    made = [_with_sweeps(job, sweeps) for job in jobs]
+    made = [_with_sweeps(job, sweeps, where) for job in jobs]
     check_dependencies({job.spec.id: job.spec.after for job in made}, where)
     return tuple(made)
 
@@ -375,6 +375,16 @@ def _check_unique_names(jobs: Sequence[ListedJob], where: str) -> None:
             raise InputError(f"two jobs have the name {name!r}", where=where, way_out="Use unique names.")
 
 
-def _with_sweeps(job: ListedJob, sweeps: Mapping[str, Sequence[JobId]]) -> ListedJob:
-    after = tuple(name for needed in job.spec.after for name in sweeps.get(needed, [needed]))
-    return ListedJob(replace(job.spec, after=after), job.program) if after != job.spec.after else job
+def _with_sweeps(job: ListedJob, sweeps: Mapping[str, Sequence[ListedJob]], where: str) -> ListedJob:
+    """The job with the names of sweeps in `after` replaced by their jobs."""
+    after: list[JobId] = []
+    for needed in job.spec.after:
+        members = sweeps.get(needed, ())
+        if any(member.spec.halving is not None for member in members):
+            raise InputError(
+                f"after names {needed!r}, whose halving stops jobs; a job fails when one that it waits for is stopped",
+                where=f"{where}: job {job.spec.id!r}",
+                way_out="Submit it when the sweep is over, or remove halving.",
+            )
+        after += [member.spec.id for member in members] or [needed]
+    return ListedJob(replace(job.spec, after=tuple(after)), job.program) if tuple(after) != job.spec.after else job

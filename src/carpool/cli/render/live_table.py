@@ -157,6 +157,8 @@ def progress(account: JobAccount, total: float | None) -> str:
 def ending(account: JobAccount) -> str:
     """A job's end as text."""
     if account.phase is not Phase.FINISHED:
+        if account.is_stopped:
+            return account.error
         return f"{account.phase}: {account.error}" if account.error else str(account.phase)
     outcome = account.outcome
     words = f"finished after {account.jct_s:.1f} s"

@@ -49,12 +49,14 @@ def print_summary(run: BatchRun, end: RunEnd) -> None:
     figures = run.metrics.summary()
     num_jobs = len(accounts) or len(run.request.jobs)  # none is submitted before the executor starts
     words = f"{len(finished)} of {num_jobs} jobs finished"
+    if stopped := sum(account.is_stopped for account in accounts):
+        words += f", {stopped} stopped by halving"
     if finished:
         words += f" in {figures.makespan_s:.1f} s, on average after {figures.avg_jct_s:.1f} s"
         words += f"; devices held {figures.utilisation:.0%} of the time" if _is_over(run) else ""
     click.echo(words)
     for account in accounts:
-        if account.phase in (Phase.FAILED, Phase.CANCELLED):
+        if account.phase in (Phase.FAILED, Phase.CANCELLED) and not account.is_stopped:
             click.echo(f"{account.spec.id} {ending(account)}")
             click.echo(f"  log: {run.folder.job(account.spec.id) / 'log'}")
     if any(account.spec.params for account in accounts):
@@ -84,7 +86,7 @@ def _job(account: JobAccount, names: dict[int, str]) -> Json:
     return {
         "name": account.spec.id,
         "state": str(account.phase) if account.phase.is_over else "interrupted",
-        "steps": outcome.steps if outcome is not None and outcome.steps else account.steps,
+        "steps": account.steps,
         "epochs": None if outcome is None else outcome.epochs,
         "loss": finite_or_none(account.loss if outcome is None else outcome.loss),
         "metrics": {name: finite_or_none(value) for name, value in account.last_metrics.items()},

@@ -325,10 +325,11 @@ def _some(jobs: Sequence[str]) -> str:
 
 
 def exit_code(run: BatchRun, end: RunEnd) -> int:
-    """0 all finished, 1 a job did not, 130 interrupted and resumable."""
+    """0 all finished or stopped by halving, 1 a job was not, 130 interrupted and resumable."""
     from carpool.core.model import Phase
     from carpool.service.daemon.batch_run import RunEnd
 
     if end is RunEnd.INTERRUPTED:
         return 130
-    return 0 if all(account.phase is Phase.FINISHED for account in run.accounting.accounts.values()) else 1
+    accounts = run.accounting.accounts.values()
+    return 0 if all(account.phase is Phase.FINISHED or account.is_stopped for account in accounts) else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,7 @@ from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 from carpool.runtime.executor.reports import Report
 from carpool.service.daemon.executor_access import ClaimSource, ExecutorAccess, PersistentExecutor
+from carpool.service.daemon.halving_control import HalvingControl
 from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.notifications import JobEnd, Notifier
 from carpool.service.daemon.profile_store import ProfileSource, ProfileStore, SharedProfiles
@@ -124,10 +125,11 @@ class DaemonInstance:
             AllocationHistory(cluster),
             EventLog(EventFeed(store.mark.epoch + 1), self.calendar.unix),
             learner,
+            HalvingControl(self._measured, self._tell),
         )
+        self._folder = folder
         self.recovered = recover_observers(store, self.scheduler, self.observers, folded, observers)
         self.observers.events.feed.end_replay()
-        self._folder = folder
         self._job_files = JobFileWriter(folder)
         self._profiles = ProfileStore(options.profiles or SharedProfiles(options.state), learner, estimator)
         self._follow_recovered_jobs(learner)
@@ -184,7 +186,7 @@ class DaemonInstance:
 
     @property
     def read_model(self) -> ReadModel:
-        accounting, estimator, allocations, events, _ = self.observers
+        accounting, estimator, allocations, events, *_ = self.observers
         return ReadModel(
             loop=self.loop,
             scheduler=self.scheduler,
@@ -236,6 +238,11 @@ class DaemonInstance:
         if wanted and wanted != text:
             self._first.append(PolicyChanged(wanted))
         return policy
+
+    def _measured(self, job: JobId) -> list[tuple[int, Mapping[str, float]]]:
+        """The metrics of a job that was submitted before the first stored record, by step."""
+        rows = self._folder.rows(job, "metrics.jsonl")
+        return [(int(row["step"]), row["metrics"]) for row in rows if isinstance(row.get("metrics"), dict)]
 
     def _follow_recovered_jobs(self, learner: ProfileLearner) -> None:
         jobs, programs = self.scheduler.jobs, self.recovered.programs
@@ -315,6 +322,7 @@ class DaemonInstance:
             on_submit=self._on_submit,
             on_report=self._on_report,
             sized=self.observers.learner.sized,
+            follow_up=self.observers.halving.follow_up,
             before_commit=self._before_commit,
             renew=self._renew,
         )

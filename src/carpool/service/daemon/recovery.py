@@ -20,6 +20,7 @@ from carpool.jobs.devices import NODE_NAME, LocalDevice, as_cluster
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import HeldJobStatus, report_from_json
 from carpool.runtime.executor.reports import Report
+from carpool.service.daemon.halving_control import HalvingControl
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventLog
 from carpool.service.store.store import Details, Store
@@ -102,15 +103,17 @@ class StateObservers(NamedTuple):
     allocations: AllocationHistory
     events: EventLog
     learner: ProfileLearner  # follows new records only
+    halving: HalvingControl
 
     def record(self, record: Record) -> None:
-        for each in (self.accounting, self.estimator, self.allocations, self.events):
+        for each in (self.accounting, self.estimator, self.allocations, self.events, self.halving):
             each.record(record)
 
     def take(self, at: float, report: Report) -> None:
         self.accounting.take(at, report)
         self.estimator.take(report)
         self.learner.take(report)
+        self.halving.take(report)
 
 
 class RecoveredState(NamedTuple):
@@ -153,6 +156,7 @@ def recover_observers(
         for job in store.snapshot.state.jobs:
             observers.accounting.adopt(job, begins_at)
             observers.events.adopt(job)
+            observers.halving.adopt(job)
         for detail in store.snapshot.details.values():
             if "sized" in detail:
                 observers.take(store.snapshot.state.at, report_from_json(dict(detail["sized"])))
@@ -164,6 +168,7 @@ def recover_observers(
         _take_details(found, entry.details)
     for job in scheduler.jobs.values():
         observers.allocations.adopt(job, min(begins_at, scheduler.at))
+    observers.halving.end_replay()
     return found
 
 

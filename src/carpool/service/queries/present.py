@@ -140,6 +140,8 @@ def exit_code(phase: Phase, error: str) -> int | None:
     """Return the exit code of an ended job; that of a command is parsed from the error the executor reported."""
     if not phase.is_over:
         return None
+    if phase is Phase.CANCELLED and error:  # stopped by the rule of its sweep
+        return 0
     code = _EXIT_CODE.search(error)
     return int(code[1]) if code else 0 if phase is Phase.FINISHED else 1
 
@@ -184,7 +186,8 @@ def _decisions(
 
 def _ending(account: JobAccount) -> Iterator[tuple[float, str]]:
     if account.ended_at is not None:
-        words = {Phase.FAILED: f"failed: {account.error}", Phase.CANCELLED: "was cancelled by its user"}
+        cancelled = account.error or "was cancelled by its user"
+        words = {Phase.FAILED: f"failed: {account.error}", Phase.CANCELLED: cancelled}
         yield account.ended_at, words.get(account.phase, str(account.phase))
 
 
