@@ -2,14 +2,16 @@
 
 python benchmarks/halving.py [--seeds 3] [--devices cpu:2]
 
-A sweep of 16 small classifiers (8 learning rates, 2 widths) on data with label noise, once to the end and once with
-`halving`. `found`: the best trial of halving is within one standard error of the grid's best accuracy on the held-out
+A sweep of 16 small classifiers (8 learning rates, 2 widths), once to the end and once with `halving`, on two tasks:
+`digits`, where one trial is clearly best, and `noisy`, where the best trials differ by less than half a percentage
+point and change ranks until the end. `found`: the best trial of halving is within one standard error of the grid's best accuracy on the held-out
 samples; `same`: it is the very same trial. Finished trials must have the bits that they have in the grid.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -23,7 +25,7 @@ from typing import Any
 import measured
 
 STEPS = 1080
-HELD_OUT = 10_000  # samples: a standard error of at most half a percentage point
+HELD_OUT = {"digits": 797, "noisy": 10_000}  # samples
 RATES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 WIDTHS = (8, 64)
 HALVING = 'halving = { metric = "val_acc", mode = "max", eta = 3, min_steps = 120 }'
@@ -34,19 +36,27 @@ from torch import nn
 from carpool import Stop, Training
 
 
-def samples(count, seed, task):
-    chance = torch.Generator().manual_seed(1000 * task + seed)
-    inputs = torch.randn(count, 16, generator=chance)
-    rule = torch.Generator().manual_seed(task)
+def digits(seed):
+    from sklearn.datasets import load_digits
+
+    pixels, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    pixels, labels = pixels[order].float() / 16, labels[order]
+    return pixels[:1000], labels[:1000], pixels[1000:], labels[1000:]
+
+
+def noisy(seed):
+    chance, rule = torch.Generator().manual_seed(1000 * seed), torch.Generator().manual_seed(seed)
+    inputs = torch.randn(12_000, 16, generator=chance)
     hidden = torch.tanh(inputs @ torch.randn(16, 12, generator=rule))
     scores = hidden @ torch.randn(12, 4, generator=rule)
-    return inputs, (scores + 0.2 * torch.randn(count, 4, generator=chance)).argmax(1)
+    labels = (scores + 0.2 * torch.randn(12_000, 4, generator=chance)).argmax(1)
+    return inputs[:2000], labels[:2000], inputs[2000:], labels[2000:]
 
 
-def classifier(lr, width, task):
-    inputs, labels = samples(2000, 1, task)
-    held_out, answers = samples({HELD_OUT}, 2, task)
-    model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
+def classifier(lr, width, task, task_seed):
+    inputs, labels, held_out, answers = {{"digits": digits, "noisy": noisy}}[task](task_seed)
+    model = nn.Sequential(nn.Linear(inputs.shape[1], width), nn.ReLU(), nn.Linear(width, int(labels.max()) + 1))
 
     def loss(model, batch):
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
@@ -73,23 +83,24 @@ def main() -> None:
     parser.add_argument("--devices", default="cpu:2")
     options = parser.parse_args()
     rows = []
-    for seed in range(1, options.seeds + 1):
+    for task, seed in itertools.product(HELD_OUT, range(1, options.seeds + 1)):
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(compare(Path(folder), seed, options.devices))
+            rows.append(compare(Path(folder), task, seed, options.devices))
         print(describe(rows[-1]), flush=True)
-        print(measured.save("halving", {"devices": options.devices, "steps": STEPS, "rule": HALVING, "seeds": rows}))
+        measured.save("halving", {"devices": options.devices, "steps": STEPS, "rule": HALVING, "rows": rows})
 
 
-def compare(folder: Path, seed: int, devices: str) -> dict[str, Any]:
-    """The grid and the halved sweep of one seed."""
+def compare(folder: Path, task: str, seed: int, devices: str) -> dict[str, Any]:
+    """The grid and the halved sweep of one task and seed."""
     (folder / "train.py").write_text(ENTRY, encoding="utf-8")
-    grid, halved = (run_sweep(folder, seed, devices, rule) for rule in ("", HALVING))
+    grid, halved = (run_sweep(folder, task, seed, devices, rule) for rule in ("", HALVING))
     final = {job["name"]: job for job in grid["jobs"]}
     best = max(final.values(), key=accuracy)
     finished = [job for job in halved["jobs"] if job["state"] == "finished"]
     chosen = max(finished, key=accuracy)
     top = sorted(map(accuracy, final.values()), reverse=True)
     return {
+        "task": task,
         "seed": seed,
         "trials": len(final),
         "grid_steps": steps(grid),
@@ -97,7 +108,7 @@ def compare(folder: Path, seed: int, devices: str) -> dict[str, Any]:
         "fraction": steps(halved) / steps(grid),
         "grid_best": {"params": best["params"], "val_acc": accuracy(best)},
         "halving_best": {"params": chosen["params"], "val_acc": accuracy(chosen)},
-        "found": accuracy(chosen) >= accuracy(best) - standard_error(accuracy(best)),
+        "found": accuracy(chosen) >= accuracy(best) - standard_error(accuracy(best), HELD_OUT[task]),
         "same": chosen["name"] == best["name"],
         "grid_median": statistics.median(top),
         "grid_second": top[1],
@@ -107,14 +118,14 @@ def compare(folder: Path, seed: int, devices: str) -> dict[str, Any]:
     }
 
 
-def run_sweep(folder: Path, seed: int, devices: str, rule: str) -> dict[str, Any]:
+def run_sweep(folder: Path, task: str, seed: int, devices: str, rule: str) -> dict[str, Any]:
     """The document of one run."""
     name = "halved" if rule else "grid"
     table = f"""
 [[job]]
 name = "net"
 entry = "train.py:classifier"
-args = {{ task = {seed} }}
+args = {{ task = "{task}", task_seed = {seed} }}
 seed = {seed}
 [job.sweep]
 lr = {list(RATES)}
@@ -139,16 +150,16 @@ def accuracy(job: dict[str, Any]) -> float:
     return float(job["metrics"]["val_acc"])
 
 
-def standard_error(fraction: float) -> float:
-    """The standard error of a fraction of the held-out samples."""
-    return math.sqrt(fraction * (1 - fraction) / HELD_OUT)
+def standard_error(fraction: float, count: int) -> float:
+    """The standard error of a fraction of so many samples."""
+    return math.sqrt(fraction * (1 - fraction) / count)
 
 
 def describe(row: dict[str, Any]) -> str:
     """One line about a seed."""
     grid, halved = row["grid_best"], row["halving_best"]
     return (
-        f"seed {row['seed']}: {row['fraction']:.1%} of the grid's steps; best {halved['params']} "
+        f"{row['task']}, seed {row['seed']}: {row['fraction']:.1%} of the grid's steps; best {halved['params']} "
         f"{halved['val_acc']:.4f}, the grid's {grid['params']} {grid['val_acc']:.4f}; found: {row['found']}; "
         f"same trial: {row['same']}; equal bits: {row['equal_bits']}"
     )

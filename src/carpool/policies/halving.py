@@ -4,6 +4,9 @@ The asynchronous form (ASHA; Li et al., A System for Massively Parallel Hyperpar
 reaches a rung continues if it is among the best 1/eta of all trials that have reached it so far; otherwise it waits,
 because later ones may be worse. Once no further trial can reach the rung, the best 1/eta, at least one, continue and
 the others stop. A trial that cannot wait without losing its progress continues or stops at once.
+
+Unlike in ASHA no more than 1/eta of those that have reached a rung continue before it is complete. Otherwise each trial
+of a sorted list of values would continue, since each is better than those before it; so at most 2/eta of all do.
 """
 
 from __future__ import annotations
@@ -92,11 +95,13 @@ def _decide_rung(
     """Verdicts at one rung; `is_open`: further trials may reach it."""
     ranked = sorted((trial for trial in trials if rung in trial.values), key=lambda trial: _rank(rule, trial, rung))
     count = len(ranked) // rule.eta if is_open else max(1, len(ranked) // rule.eta)
+    free = count - sum(max(trial.passed, trial.rung - 1) >= rung for trial in ranked) if is_open else count
     verdicts = []
     for place, trial in enumerate(ranked, start=1):
         if trial.job in over or trial.rung != rung or trial.passed >= rung:
             continue
-        is_among_best = place <= count and isfinite(trial.values[rung])
+        is_among_best = place <= count and isfinite(trial.values[rung]) and (free > 0 or not trial.can_hold)
+        free -= is_among_best
         action = _action(trial, len(ranked), rule, is_among_best=is_among_best, is_open=is_open)
         if action is not None:
             standing = f"{rule.metric} {trial.values[rung]:.4g} is number {place} of {len(ranked)}"
