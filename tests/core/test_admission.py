@@ -57,6 +57,7 @@ def test_one_held_by_its_sweep_gives_up_its_place_and_is_first_in_line_when_resu
     scheduler.handle(0.0, [JobSubmitted(member(number, 1, halving=RULE)) for number in range(4)])
     scheduler.handle(1.0, [JobPaused(JobId("s-0"), "waits at rung 1")])
     assert phases(scheduler) == "prbb"
+    assert scheduler.why(scheduler.jobs[JobId("s-0")]) == "waits at rung 1"
     state = snapshot_from_json(snapshot_to_json(scheduler.state()))
     restored = Scheduler(WIDE, Fifo())
     restored.restore(state)

@@ -24,7 +24,7 @@ class Phase(StrEnum):
     BLOCKED = "blocked"  # waits for the jobs in `after`, or for the limit of its array
     WAITING = "waiting"  # in the queue, holds nothing
     RUNNING = "running"  # holds devices, perhaps still starting
-    PAUSED = "paused"  # paused by its user
+    PAUSED = "paused"  # by its user, or at a rung of its sweep
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"

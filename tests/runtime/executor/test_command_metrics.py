@@ -12,9 +12,10 @@ from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
-from carpool.runtime.executor.command_metrics import CommandMetrics
+from carpool.runtime.executor.command_metrics import CommandMetrics, EvaluationLimiter
 from carpool.runtime.executor.command_process import CommandProcess
 from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.executor.metric_lines import MetricRow
 from carpool.runtime.executor.reports import Evaluation, Report
 from carpool.runtime.executor.tensorboard import EventFile
 from carpool.runtime.job_state.types import Target, WorkerSlot
@@ -66,6 +67,15 @@ def test_the_number_of_names_is_bounded(tmp_path: Path) -> None:
     metrics = CommandMetrics(log, tmp_path, (), since=0.0)
     log.write_text("".join(line(step, **{f"m{step}": 1.0}) for step in range(200)))
     assert len({name for row in metrics.poll() for name in row.metrics}) <= 64
+
+
+def test_metrics_of_a_session_are_merged_when_they_come_too_fast() -> None:
+    limiter = EvaluationLimiter()
+    passed = [row for step in range(1000) for row in limiter.add(100.0, MetricRow(step, {f"m{step % 2}": float(step)}))]
+    assert [row.step for row in passed] == list(range(8))
+    assert limiter.flush(100.01) == []
+    assert limiter.flush(101.0) == [MetricRow(999, {"m0": 998.0, "m1": 999.0})]
+    assert limiter.flush(102.0, is_last=True) == []
 
 
 class Collector:

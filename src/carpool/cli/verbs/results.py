@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.cli.support.daemon_client import connect
+from carpool.cli.support.daemon_client import connect, server_option
 from carpool.cli.support.options import json_option, print_json
 from carpool.core.errors import InputError, UnknownName, cause
 
@@ -33,8 +33,11 @@ Examples:
 @click.option("--min", "mode", flag_value="min", help="Less is better.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @click.option("--html", default="", metavar="FILE", help="Write table and curves of a run to this page.")
+@server_option
 @json_option
-def results(name: str, run: str, metric: str, mode: str | None, as_csv: bool, html: str, as_json: bool) -> None:
+def results(
+    name: str, run: str, metric: str, mode: str | None, as_csv: bool, html: str, server: str, as_json: bool
+) -> None:
     """Compare the jobs of a sweep or run: hyper-parameters, state, steps, last and best value of a metric.
 
     SWEEP is a sweep of the daemon, or of a run in this folder; RUN is a run. Without a name: the newest run in this
@@ -42,11 +45,11 @@ def results(name: str, run: str, metric: str, mode: str | None, as_csv: bool, ht
     """
     from carpool.cli.render.results_table import results_csv, results_lines
 
-    folder = _find_run(name, run)
+    folder = None if server else _find_run(name, run)
     if folder is None:
         if html:
             raise InputError("--html needs a run", way_out="Open /results on the daemon's dashboard instead.")
-        found = _from_daemon(name, metric, mode or "")
+        found = _from_daemon(server, name, metric, mode or "")
     else:
         found = _from_run(folder, "" if name == folder.path.name else name, metric, mode or "", html)
     if as_json:
@@ -78,29 +81,29 @@ def _find_run(name: str, run: str) -> RunFolder | None:
     raise UnknownName("sweep or run", name, {*sweeps, *(each.path.name for each in runs), *_daemon_sweeps()})
 
 
-def _daemon_sweeps() -> list[str]:
+def _daemon_sweeps(server: str = "") -> list[str]:
     """Sweeps of the daemon, newest first; none if no daemon answers."""
     from carpool.service.client import Unreachable
     from carpool.service.config import read_settings
 
     settings = read_settings(os.environ)
-    if not settings["server"] and not settings.socket.is_socket():
+    if not server and not settings["server"] and not settings.socket.is_socket():
         return []
     try:
-        with connect("") as client:
+        with connect(server) as client:
             return [sweep["name"] for sweep in client.sweeps()]
     except Unreachable:
         return []
 
 
-def _from_daemon(name: str, metric: str, mode: str) -> dict[str, Any]:
+def _from_daemon(server: str, name: str, metric: str, mode: str) -> dict[str, Any]:
     if not name:
-        name = next(iter(_daemon_sweeps()), "")
+        name = next(iter(_daemon_sweeps(server)), "")
     if not name:
         raise InputError(
             "there is no run in this folder, and no sweep of a daemon", way_out="Start one: carpool run jobs.toml."
         )
-    with connect("") as client:
+    with connect(server) as client:
         return client.results(name, metric, mode)
 
 

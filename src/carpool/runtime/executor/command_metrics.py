@@ -62,6 +62,32 @@ class CommandMetrics:
             yield from islice(found, 10 * _MAX_FILES)
 
 
+class EvaluationLimiter:
+    """Passes on the metrics that a session reports: a few at once, then so many a second, the newest always.
+
+    What comes faster is merged and passed on by `flush`.
+    """
+
+    def __init__(self) -> None:
+        self._allowed = float(_MAX_ROWS)
+        self._at = 0.0
+        self._pending: MetricRow | None = None
+
+    def add(self, at: float, row: MetricRow) -> list[MetricRow]:
+        before = {} if self._pending is None else self._pending.metrics
+        self._pending = MetricRow(row.step, {**before, **row.metrics})
+        return self.flush(at)
+
+    def flush(self, at: float, *, is_last: bool = False) -> list[MetricRow]:
+        self._allowed = min(float(_MAX_ROWS), self._allowed + _MAX_ROWS * (at - self._at))
+        self._at = at
+        if self._pending is None or (self._allowed < 1.0 and not is_last):
+            return []
+        row, self._pending = self._pending, None
+        self._allowed -= 1.0
+        return [row]
+
+
 class _Tail:
     """A regular file that grows, read from where the last reading ended."""
 

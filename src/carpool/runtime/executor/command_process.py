@@ -20,9 +20,10 @@ from carpool.jobs.devices import LocalDevice, cuda_visible_names
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.logs import log_event
-from carpool.runtime.executor.command_metrics import CommandMetrics
+from carpool.runtime.executor.command_metrics import CommandMetrics, EvaluationLimiter
 from carpool.runtime.executor.command_state import CommandAction, CommandState, Launch, Terminate
 from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.executor.metric_lines import MetricRow
 from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
@@ -76,6 +77,7 @@ class CommandProcess:
         self._metrics: CommandMetrics | None = None  # of the process that runs
         self._collecting: asyncio.Task[None] | None = None
         self._collected_at = 0.0
+        self._evaluations = EvaluationLimiter()
 
     def order(self, at: float, target: Target) -> None:
         self._run(self.state.order(at, target))
@@ -85,6 +87,7 @@ class CommandProcess:
 
     def tick(self, at: float) -> None:
         self._run(self.state.tick(at))
+        self._report_metrics(self._evaluations.flush(at))
         if self._metrics is not None and self._collecting is None and at - self._collected_at >= _COLLECT_S:
             self._collected_at = at
             self._collecting = asyncio.create_task(self._collect(self._metrics))
@@ -204,12 +207,16 @@ class CommandProcess:
                     self._listener.on_command(self, (), [Sized(job, message.total_steps)])
                     self.set_time_sliced(time_sliced=self.time_sliced)
                 elif isinstance(message, Evaluated):
-                    self._listener.on_command(self, (), [Evaluation(job, message.step, message.metrics)])
+                    row = MetricRow(message.step, message.metrics)
+                    self._report_metrics(self._evaluations.add(asyncio.get_running_loop().time(), row))
 
     async def _collect(self, metrics: CommandMetrics, *, is_last: bool = False) -> None:
         """Report the metrics that the command has printed or written; reading takes place in a thread."""
         rows = await asyncio.to_thread(metrics.poll, is_last=is_last)
         self._collecting = None
+        self._report_metrics(rows)
+
+    def _report_metrics(self, rows: Sequence[MetricRow]) -> None:
         if rows:
             self._listener.on_command(self, (), [Evaluation(self.state.job, row.step, row.metrics) for row in rows])
 
@@ -260,6 +267,7 @@ class CommandProcess:
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             await self._collect(metrics, is_last=True)
+        self._report_metrics(self._evaluations.flush(asyncio.get_running_loop().time(), is_last=True))
         code = process.wait()
         self._exited.set()
         log_event(_log, "command_exited", job=self.state.job, pid=process.pid, code=code)

@@ -92,6 +92,7 @@ class HalvingControl:
         for trial in self._trials.values():
             if trial.state is TrialState.ACTIVE:
                 trial.passed = trial.rung
+            self._mark(trial)
         self._is_live = True
 
     def follow_up(self) -> list[Fact]:
