@@ -123,3 +123,49 @@ def test_where_an_entry_raises_nothing_is_started_or_kept(home: Path, capfd: pyt
     assert err == "carpool: job 'bad': train.py:net: raised AssertionError: not so (train.py, line 9)\n"
     assert out == ""
     assert not list((home / ".carpool/runs").iterdir())
+
+
+HALVED = """
+import torch
+from torch import nn
+from carpool import Stop, Training
+from carpool.runtime.data.datasets import synthetic
+
+
+def net(lr):
+    data = synthetic((8,), classes=4, size=64)
+    model = nn.Linear(8, 4)
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return Training(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=lr),
+        dataset=data.train,
+        loss=loss,
+        batch_size=16,
+        stop=Stop(epochs=30),
+        evaluate=lambda model: {"score": -lr},
+    )
+"""
+
+
+def test_halving_stops_the_worse_half_and_the_best_ends_with_the_bits_it_has_alone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "halved.py").write_text(HALVED, encoding="utf-8")
+    table = '[[job]]\nname = "net"\nentry = "halved.py:net"\n'
+    rule = "sweep = { lr = [0.2, 0.05, 0.1, 0.3], at_most = 2, halving = { metric = 'score', eta = 2, min_steps = 8 } }"
+    (home / "sweep.toml").write_text(f"{table}{rule}\n", encoding="utf-8")
+    (home / "alone.toml").write_text(f"{table}args = {{ lr = 0.05 }}\n", encoding="utf-8")
+    assert run(["run", "sweep.toml", "--devices", "cpu:1", "--json"]) == 0
+    jobs = {job["name"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert jobs["net-2"]["state"] == "finished"
+    assert jobs["net-2"]["params"] == {"lr": 0.05}
+    stopped = [job for job in jobs.values() if job["state"] == "cancelled"]
+    assert stopped
+    assert all("stopped at rung" in job["error"] and job["steps"] < 120 for job in stopped)
+    assert run(["run", "alone.toml", "--devices", "cpu:1", "--json", "--no-check"]) == 0
+    (alone,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert alone["digest"] == jobs["net-2"]["digest"], "held and resumed: the same bits"
+    assert run(["results", "--run", "sweep", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"] == "net-2"

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.messages import Fact, JobCancelled, JobFailed, JobFinished, JobPaused, JobSubmitted
-from carpool.core.model import JobId, JobSpec, Phase
+from carpool.core.messages import Fact, JobCancelled, JobFailed, JobFinished, JobPaused, JobResumed, JobSubmitted
+from carpool.core.model import HalvingRule, JobId, JobSpec, Phase
 from carpool.core.scheduler import Scheduler
 from carpool.core.state.state_snapshot import snapshot_from_json, snapshot_to_json
 from carpool.core.topology import Cluster
@@ -47,6 +47,41 @@ def test_a_paused_one_keeps_its_place_and_other_arrays_have_their_own() -> None:
     other = JobSpec(JobId("other"), 1, 10.0, array="s", at_most=2, user="ada")
     scheduler.handle(2.0, [JobSubmitted(other), JobSubmitted(JobSpec(JobId("plain"), 1, 10.0))])
     assert phases(scheduler) == "prbrr"
+
+
+RULE = HalvingRule("acc", True, 3, 10)
+
+
+def test_one_held_by_its_sweep_gives_up_its_place_and_is_first_in_line_when_resumed() -> None:
+    scheduler = Scheduler(WIDE, Fifo())
+    scheduler.handle(0.0, [JobSubmitted(member(number, 1, halving=RULE)) for number in range(4)])
+    scheduler.handle(1.0, [JobPaused(JobId("s-0"), "waits at rung 1")])
+    assert phases(scheduler) == "prbb"
+    assert scheduler.why(scheduler.jobs[JobId("s-0")]) == "waits at rung 1"
+    state = snapshot_from_json(snapshot_to_json(scheduler.state()))
+    restored = Scheduler(WIDE, Fifo())
+    restored.restore(state)
+    for each in (scheduler, restored):
+        each.handle(2.0, [JobResumed(JobId("s-0"), "continues past rung 1")])
+        check_state(each)
+        assert phases(each) == "brbb", "its array is full"
+        each.handle(3.0, [JobCancelled(JobId("s-1"), "stopped at rung 1")])
+        check_state(each)
+        assert phases(each) == "rbb"
+        each.handle(4.0, [JobFinished(JobId("s-0"), 3)])
+        assert phases(each) == "rb"
+
+
+def test_one_that_finished_while_it_was_held_is_finished() -> None:
+    scheduler = Scheduler(WIDE, Fifo())
+    scheduler.handle(0.0, [JobSubmitted(member(number, 1, halving=RULE)) for number in range(2)])
+    scheduler.handle(1.0, [JobPaused(JobId("s-0"), "waits at rung 1")])
+    scheduler.handle(1.0, [JobResumed(JobId("s-0"), "continues past rung 1")])
+    scheduler.handle(2.0, [JobFinished(JobId("s-0"), 1)])
+    check_state(scheduler)
+    assert scheduler.outcome(JobId("s-0")) is Phase.FINISHED
+    scheduler.handle(3.0, [JobFinished(JobId("s-1"), 1)])
+    assert not scheduler.jobs
 
 
 def test_those_that_also_wait_for_others_take_no_place_meanwhile() -> None:

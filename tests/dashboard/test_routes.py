@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -63,13 +64,15 @@ def test_every_page_and_panel_responds(open_dashboard: Any) -> None:
         assert (await dashboard.client.get("/dashboard/routes.py")).status_code == 404
         assert (await dashboard.client.get("/cluster?panel=nonsense")).status_code == 404
 
-    play(open_dashboard, act, job("a"), job("b", devices=2), job("c", after=(JobId("a"),)))
+    play(open_dashboard, act, job("a", array="a"), job("b", devices=2), job("c", after=(JobId("a"),)))
 
 
 def test_pages_of_a_daemon_without_jobs(open_dashboard: Any) -> None:
     async def act(dashboard: Any) -> None:
         assert "carpool submit" in (await dashboard.client.get("/jobs")).text
         assert "No decisions yet" in (await dashboard.client.get("/decisions")).text
+        assert "No sweeps yet" in (await dashboard.client.get("/results")).text
+        assert (await dashboard.client.get("/results/none")).status_code == 404
         assert "Nothing to compare yet" in (await dashboard.client.get("/compare")).text
         assert (await dashboard.client.get("/cluster")).status_code == 200
 
@@ -88,6 +91,8 @@ def test_user_input_is_escaped(open_dashboard: Any) -> None:
             address[1],
             f"/jobs?q={HOSTILE}&user={HOSTILE}",
             f"/cluster?node={HOSTILE}",
+            "/results",
+            f"/results/{quote(HOSTILE, safe='')}",
         ]
         for path in pages:
             response = await dashboard.client.get(path)
@@ -96,7 +101,7 @@ def test_user_input_is_escaped(open_dashboard: Any) -> None:
             assert "&lt;img" in response.text or "node=" in path
         assert "<img" not in (await dashboard.client.get(f"/jobs/{HOSTILE}x")).text
 
-    play(open_dashboard, act, job(HOSTILE, user=HOSTILE, model=HOSTILE))
+    play(open_dashboard, act, job(HOSTILE, user=HOSTILE, model=HOSTILE, array=HOSTILE, params=((HOSTILE, HOSTILE),)))
 
 
 def test_jobs_of_other_users_are_hidden(open_dashboard: Any) -> None:
@@ -254,6 +259,24 @@ def test_pagination_of_a_thousand_jobs(open_dashboard: Any) -> None:
         assert (await dashboard.client.get("/jobs?page=9999")).status_code == 200
 
     play(open_dashboard, act, *jobs, now=20.0, cluster=Cluster.build([(63, 8, "V100")]))
+
+
+def test_the_jobs_of_a_sweep_are_compared(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        page = (await dashboard.client.get("/results/fit")).text
+        assert {"fit-1", "fit-2"} <= set(re.findall(r'data-id="([^"]+)"', page))
+        assert 'data-name="fit-1 lr=0.1"' in page, "its curve"
+        assert "fit" in await names(dashboard, "/results")
+        assert "lr=0.2" in (await dashboard.client.get("/jobs")).text
+        head = (await dashboard.client.get("/jobs/fit-2")).text
+        assert "lr=0.2" in head
+        assert 'href="/results/fit"' in head
+        assert (await dashboard.client.get("/results/fit?metric=none")).status_code == 422
+        hidden = await dashboard.client.get("/results/fit", headers={"x-user": "ben"})
+        assert hidden.status_code == 404
+
+    trials = [job(f"fit-{n}", work=10_000.0, array="fit", params=(("lr", n / 10),)) for n in (1, 2)]
+    play(open_dashboard, act, *trials, now=100.5)
 
 
 def test_the_page_of_a_job_has_curves(open_dashboard: Any) -> None:

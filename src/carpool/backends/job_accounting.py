@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
+from carpool.backends.metric_summary import MetricSummaries
 from carpool.core.lifecycle import requires_release, updated_spec
 from carpool.core.messages import (
     AssignApplied,
@@ -28,7 +29,7 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, Job, JobId, JobSpec, NodeId, Phase
 from carpool.core.topology import Cluster
-from carpool.runtime.executor.reports import Outcome, Report, Sized, Told
+from carpool.runtime.executor.reports import Evaluation, Outcome, Report, Sized, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class JobAccount:
     own_batch: int = 0  # batch size of the training once it is loaded; 0: unknown
     error: str = ""
     outcome: Outcome | None = None
+    metrics: MetricSummaries = field(default_factory=MetricSummaries)
     decisions: list[AllocationEntry] = field(default_factory=list)
     story: list[tuple[float, str]] = field(default_factory=list)  # messages of the executor
 
@@ -69,6 +71,21 @@ class JobAccount:
     @property
     def wait_s(self) -> float | None:
         return None if self.jct_s is None else max(0.0, self.jct_s - self.held_s)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the rule of its sweep ended it, which is no failure."""
+        return self.phase is Phase.CANCELLED and bool(self.error)
+
+    @property
+    def steps(self) -> int:
+        """Steps done, as far as its progress or its last metrics tell."""
+        return max(int(self.done), self.metrics.last_step)
+
+    @property
+    def last_metrics(self) -> Mapping[str, float]:
+        """The metrics at its end, or the last ones so far."""
+        return {**self.metrics.last, **({} if self.outcome is None else self.outcome.metrics)}
 
     def hold(self, at: float, allocation: Allocation | None) -> None:
         if self.held is not None:
@@ -108,6 +125,8 @@ class JobAccounting:
                 self.tell(at, job, words)
             case Sized(job=job, batch_size=batch_size) if job in self.accounts:
                 self.accounts[job].own_batch = batch_size
+            case Evaluation(job=job, step=step, metrics=metrics) if job in self.accounts:
+                self.accounts[job].metrics.add(step, metrics)
             case Outcome():
                 self.close(report)
 
@@ -151,6 +170,7 @@ class JobAccounting:
                 rate = rate if account.held is not None else 0.0  # a report that was on its way when it was released
                 account.done, account.rate, account.as_of = done, rate, at
                 account.loss = account.loss if loss is None else loss
+                account.metrics.add_loss(done, loss)
             case WeightChanged(job=job) | LimitsChanged(job=job):
                 account = self.accounts[job]
                 account.spec = updated_spec(account.spec, fact)
@@ -160,16 +180,17 @@ class JobAccounting:
                 self.tell(at, job, "missed its deadline; it continues")
             case JobFinished(job=job):
                 self._end(at, job, Phase.FINISHED)
-            case JobCancelled(job=job):
+            case JobCancelled(job=job, reason=reason):
                 self._end(at, job, Phase.CANCELLED)
+                self.accounts[job].error = reason
             case JobFailed(job=job, error=error):
                 self._end(at, job, Phase.FAILED)
                 self.accounts[job].error = error
-            case JobPaused(job=job):
+            case JobPaused(job=job, reason=reason):
                 self._take_off(at, self.accounts[job])
-                self.tell(at, job, "paused by the user")
-            case JobResumed(job=job):
-                self.tell(at, job, "resumed by the user")
+                self.tell(at, job, reason or "paused by the user")
+            case JobResumed(job=job, reason=reason):
+                self.tell(at, job, reason or "resumed by the user")
             case JobCrashed(job=job):
                 self._take_off(at, self.accounts[job])
             case NodeJoined(name=name, banks=banks):

@@ -21,6 +21,7 @@ _SECTIONS = {  # heading of `carpool --help` -> verb -> summary
         "plan": "Forecast where each job would run and when it would end.",
         "profile": "Measure a training's step rate and memory use.",
         "replay": "Simulate a recorded run and compare with what happened.",
+        "results": "Compare the jobs of a sweep or run: hyper-parameters, metrics, best job.",
         "get": "Copy a job's weights, metrics and log.",
         "explain": "Show a job's history: decisions, reasons and measurements.",
         "why": "Show why a job waits, or why it has its current devices.",

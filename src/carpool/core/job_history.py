@@ -32,6 +32,7 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.topology import Cluster
+from carpool.core.units import format_params
 
 _LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)  # after these it holds nothing
 
@@ -87,12 +88,12 @@ def _of_fact(fact: Fact, job: JobId, words: HistoryLabels) -> str:
             return f"failed: {error}"
         case JobCrashed(error=error, done=done):
             return f"crashed; {done:.6g} {words.work} are saved: {error}"
-        case JobCancelled():
-            return "was cancelled by the user"
-        case JobPaused():
-            return "was paused by the user"
-        case JobResumed():
-            return "was resumed by the user"
+        case JobCancelled(reason=reason):
+            return reason or "was cancelled by the user"
+        case JobPaused(reason=reason):
+            return reason or "was paused by the user"
+        case JobResumed(reason=reason):
+            return reason or "was resumed by the user"
         case DeadlineMissed():
             return "missed its deadline; it keeps running"
         case WeightChanged() | LimitsChanged():
@@ -122,6 +123,7 @@ def _of_submission(spec: JobSpec, counted: str) -> str:
     asked = [f"{spec.devices} device{'s' if spec.devices != 1 else ''}"]
     asked += [f"priority {priority_name(spec.priority)}"] if spec.priority else []
     asked += [f"to finish within {spec.deadline_s:.6g} s"] if spec.deadline_s else []
+    asked += [format_params(spec.params)] if spec.params else []
     return f"was submitted: {', '.join(asked)}, {work}{model}"
 
 

@@ -19,6 +19,7 @@ class Transition(StrEnum):
     CRASH = "crash"
     PAUSE = "be paused"
     RESUME = "be resumed"
+    BLOCK = "be blocked"
     FINISH = "finish"
     FAIL = "fail"
     CANCEL = "be cancelled"
@@ -33,10 +34,12 @@ TRANSITIONS: dict[tuple[Phase, Transition], Phase] = {
     (Phase.WAITING, Transition.PAUSE): Phase.PAUSED,
     (Phase.RUNNING, Transition.PAUSE): Phase.PAUSED,
     (Phase.PAUSED, Transition.RESUME): Phase.WAITING,
-    # A terminal fact of the applied generation wins over later decisions, hence also while waiting or paused.
+    (Phase.PAUSED, Transition.BLOCK): Phase.BLOCKED,  # resumed while its array is full
+    # A terminal fact of the applied generation wins over later decisions, hence also while it holds nothing.
     (Phase.RUNNING, Transition.FINISH): Phase.FINISHED,
     (Phase.WAITING, Transition.FINISH): Phase.FINISHED,
     (Phase.PAUSED, Transition.FINISH): Phase.FINISHED,
+    (Phase.BLOCKED, Transition.FINISH): Phase.FINISHED,
     (Phase.RUNNING, Transition.FAIL): Phase.FAILED,
     (Phase.WAITING, Transition.FAIL): Phase.FAILED,
     (Phase.PAUSED, Transition.FAIL): Phase.FAILED,

@@ -32,25 +32,28 @@ class JobSubmitted(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled(Fact):
-    """A user cancelled a job."""
+    """A user cancelled a job, or the rule of its sweep stopped it."""
 
     job: JobId
+    reason: str = ""  # of the sweep's rule; empty: the user's
     rank: ClassVar[int] = _FREES
 
 
 @dataclass(frozen=True, slots=True)
 class JobPaused(Fact):
-    """A user paused a job; it releases its devices."""
+    """A job was paused; it releases its devices. Paused by the rule of its sweep, it also leaves its place in it."""
 
     job: JobId
+    reason: str = ""  # of the sweep's rule; empty: the user's
     rank: ClassVar[int] = _FREES
 
 
 @dataclass(frozen=True, slots=True)
 class JobResumed(Fact):
-    """A user resumed a paused job; it is queued again."""
+    """A paused job was resumed; it is queued again."""
 
     job: JobId
+    reason: str = ""  # of the sweep's rule; empty: the user's
     rank: ClassVar[int] = _REQUESTS
 
 

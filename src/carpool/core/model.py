@@ -16,6 +16,7 @@ JobId = NewType("JobId", str)
 DeviceId = NewType("DeviceId", int)
 NodeId = NewType("NodeId", int)
 Kind = NewType("Kind", str)
+Param = str | int | float | bool  # the value of a hyper-parameter
 
 
 class Phase(StrEnum):
@@ -24,7 +25,7 @@ class Phase(StrEnum):
     BLOCKED = "blocked"  # waits for the jobs in `after`, or for the limit of its array
     WAITING = "waiting"  # in the queue, holds nothing
     RUNNING = "running"  # holds devices, perhaps still starting
-    PAUSED = "paused"  # paused by its user
+    PAUSED = "paused"  # by its user, or at a rung of its sweep
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -35,6 +36,19 @@ class Phase(StrEnum):
 
 
 _OVER = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
+
+
+class HalvingRule(NamedTuple):
+    """Successive halving of a sweep: which part of its trials continues past each rung.
+
+    Rungs are at `min_steps`, `min_steps` · eta, `min_steps` · eta² … steps; of the trials that reach a rung, the best
+    1/eta by the metric continue.
+    """
+
+    metric: str
+    is_max: bool  # larger is better
+    eta: int
+    min_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +82,8 @@ class JobSpec:
     at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
     deadline_s: float = 0.0  # seconds after submission by which it should finish; 0: none
     resumable: bool = True  # False: it loses its work with its devices, so no plan preempts it
+    params: tuple[tuple[str, Param], ...] = ()  # hyper-parameters that its sweep varies, for display
+    halving: HalvingRule | None = None  # of its array
 
     @property
     def narrowest(self) -> int:

@@ -306,7 +306,7 @@ class Admission:
         """Register a job of a restored state; jobs that are not blocked must come first."""
         if phase is Phase.BLOCKED:
             self.enter(spec)
-        elif spec.at_most:
+        elif spec.at_most and (phase is not Phase.PAUSED or spec.halving is None):
             self._inside.setdefault(_array(spec), set()).add(spec.id)
 
     def admits(self, spec: JobSpec) -> bool:
@@ -322,6 +322,18 @@ class Admission:
         inside.add(spec.id)
         return True
 
+    def leave(self, spec: JobSpec) -> Iterator[JobId]:
+        """Give up a job's place in its array while it is paused; jobs to reconsider."""
+        yield from self._next_of_array(spec)
+
+    def reenter(self, spec: JobSpec) -> bool:
+        """Whether a job that is resumed is admitted; if its array is full, it is first in line."""
+        if spec.id in self._inside.get(_array(spec), ()) or self.admits(spec):
+            return True
+        line = self._outside[_array(spec)]
+        line.appendleft(line.pop())
+        return False
+
     def dependents(self, job: JobId) -> list[JobId]:
         """Jobs that waited for a job that is over; returned once."""
         return self._by_needed.pop(job, [])
@@ -329,6 +341,9 @@ class Admission:
     def next_after(self, spec: JobSpec) -> Iterator[JobId]:
         """Jobs to reconsider when a job is over: its dependents, and the next of its array."""
         yield from self.dependents(spec.id)
+        yield from self._next_of_array(spec)
+
+    def _next_of_array(self, spec: JobSpec) -> Iterator[JobId]:
         if not spec.at_most:
             return
         inside, outside = self._inside.get(_array(spec), set()), self._outside.get(_array(spec), deque())

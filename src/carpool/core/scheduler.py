@@ -138,6 +138,8 @@ class Scheduler:
 
     def why(self, job: Job) -> str:
         """Why a job waits or holds what it holds: the policy's reason, then priority and missing resources."""
+        if job.phase is Phase.PAUSED and job.spec.halving is not None and job.past is not None:
+            return job.past.words  # its sweep's reason
         view = self.snapshot()
         try:
             reason = self.policy.why(view, job)

@@ -121,7 +121,9 @@ def _check_of(hint: Any) -> _Check:
     if origin is Annotated:
         return _SPECIAL.get(arguments[1]) or _number(*arguments)
     if origin in (Union, UnionType):
-        return _optional(_check_of(next(each for each in arguments if each is not NoneType)))
+        checks = [_check_of(each) for each in arguments if each is not NoneType]
+        check = checks[0] if len(checks) == 1 else _any_of(checks)
+        return _optional(check) if NoneType in arguments else check
     if origin is tuple:
         return _list_of(arguments)
     if isinstance(hint, type) and issubclass(hint, tuple):
@@ -190,6 +192,19 @@ def _is_exact(value: Any) -> bool:
 
 def _optional(check: _Check) -> _Check:
     return lambda value: None if value is None else check(value)
+
+
+def _any_of(checks: Sequence[_Check]) -> _Check:
+    def check(value: Any) -> Any:
+        refusals = []
+        for each in checks:
+            try:
+                return each(value)
+            except _Refused as refused:
+                refusals.append(refused)
+        raise refusals[-1]
+
+    return check
 
 
 def _list_of(items: Sequence[Any]) -> _Check:

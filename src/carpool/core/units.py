@@ -1,9 +1,9 @@
-"""Parsers for amounts with units in job, cluster and world files, such as ``16GiB`` and ``90min``."""
+"""Amounts with units such as ``16GiB`` and ``90min``, parsed; number ranges and hyper-parameters as text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from carpool.core.errors import InputError
 
@@ -60,3 +60,17 @@ def format_ranges(numbers: Sequence[int]) -> str:
         else:
             ranges.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+_MAX_VALUE = 32  # characters of a parameter's value
+
+
+def format_params(params: Iterable[tuple[str, object]]) -> str:
+    """Hyper-parameters as text: ``lr=0.1 width=64``."""
+    return " ".join(f"{name}={format_param(value)}" for name, value in params)
+
+
+def format_param(value: object) -> str:
+    """The value of a hyper-parameter as text, cut where it is long."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"

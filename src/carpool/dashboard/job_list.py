@@ -118,6 +118,10 @@ class JobList:
         return (self.filter.page - 1) * PER_PAGE + 1
 
     @property
+    def has_params(self) -> bool:
+        return any(job.params for job in self.jobs)
+
+    @property
     def pages(self) -> int:
         return max(1, -(-self.total // PER_PAGE))
 

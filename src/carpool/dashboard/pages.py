@@ -20,6 +20,7 @@ from carpool.dashboard.comparison import Reports
 from carpool.dashboard.job_detail import job_curves
 from carpool.dashboard.job_list import PER_PAGE, JobFilter, JobList, sort_jobs
 from carpool.dashboard.plan_changes import plan_summaries
+from carpool.dashboard.results import MAX_CURVE_POINTS, draw_results, drawn_rows
 from carpool.dashboard.time_window import TimeWindow
 from carpool.dashboard.timeline import draw_timeline
 from carpool.service.auth import Principal
@@ -28,6 +29,7 @@ from carpool.service.service import SchedulerService
 
 LOG_TAIL_BYTES = 32_768
 DECISIONS_PER_PAGE = 40
+MAX_SWEEPS = 200
 MAX_SOON, MAX_LATEST = 8, 6  # rows below the timeline
 
 _CHUNK = 1000  # jobs loaded before the event loop gets a turn
@@ -163,6 +165,21 @@ async def _load_log(request: PageRequest) -> Compute:
     return lambda: SimpleNamespace(text=text, is_tail=chunk.start > 0, is_over=chunk.is_over)
 
 
+async def _load_sweeps(request: PageRequest) -> Compute:
+    found, now = request.service.sweeps(request.principal), request.service.now()
+    return lambda: SimpleNamespace(sweeps=found[:MAX_SWEEPS], num_all=len(found), now=now)
+
+
+async def _load_results(request: PageRequest) -> Compute:
+    metric, mode = request.query.get("metric", "")[:100], request.query.get("mode", "")
+    view = request.service.results(request.principal, request.job, metric, mode)
+    measured = {
+        row.job: await request.service.measurements(request.principal, row.job, most=MAX_CURVE_POINTS)
+        for row in drawn_rows(view)
+    }
+    return partial(draw_results, view, measured)
+
+
 async def _load_policy(request: PageRequest) -> Compute:
     policy = request.service.policy
     actions = policy_action(policy, request.principal)
@@ -205,6 +222,8 @@ PAGES = (
         "/jobs/{job}",
         {"head": _load_head, "curves": _load_curves, "story": _load_story, "log": _load_log},
     ),
+    Page("sweeps", "Results", "/results", {"sweeps": _load_sweeps}),
+    Page("results", "Results", "/results/{job}", {"results": _load_results}),
     Page("decisions", "Decisions", "/decisions", {"policy": _load_policy, "decisions": _load_decisions}),
     Page("compare", "Compare", "/compare", {"compare": _load_compare}),
 )

@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from carpool.core.errors import CarpoolError, InputError
+from carpool.core.units import format_param, format_params
 from carpool.dashboard import text_format
 from carpool.dashboard.actions import check_token, execute_action, job_path, read_form, token_for
 from carpool.dashboard.comparison import Reports
@@ -96,7 +97,7 @@ class Dashboard:
         self._secret = secret
         self._reports = reports
         self._zone = zone
-        self._templates = _environment(zone)
+        self._templates = template_environment(zone)
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         async def respond(request: Request) -> Response:
@@ -178,7 +179,8 @@ class Dashboard:
         return HTMLResponse(html, status, HEADERS)
 
 
-def _environment(zone: tzinfo) -> Environment:
+def template_environment(zone: tzinfo) -> Environment:
+    """The environment of all templates; times are shown in `zone`."""
     environment = Environment(
         loader=PackageLoader("carpool.dashboard"),
         autoescape=True,
@@ -197,6 +199,8 @@ def _environment(zone: tzinfo) -> Environment:
         "memory": text_format.memory,
         "moment": lambda at, now: text_format.moment(at, zone, now),
         "number": text_format.number,
+        "param": format_param,
+        "params": lambda params: format_params(params.items()),
         "percent": text_format.percent,
         "plain": text_format.plain,
         "rough": text_format.rough,

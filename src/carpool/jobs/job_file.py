@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 import tomllib
@@ -16,8 +15,10 @@ from carpool.core.constraints.priorities import PRIORITIES, weight_with_priority
 from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.units import parse_bytes, parse_seconds
+from carpool.jobs.dependencies import check_dependencies
 from carpool.jobs.entry_file import check_entry, check_script
 from carpool.jobs.program import Program
+from carpool.jobs.sweep import Sweep, add_sweep, as_params, filled_command
 from carpool.jobs.toml_table import Table
 
 
@@ -56,9 +57,10 @@ KEYS = {
     "name": JobKey("name", ...),
     "entry": JobKey("text", "", "Training to run: file.py:function, or package.module:function."),
     "args": JobKey("table", {}, "Arguments of the entry."),
-    "sweep": JobKey("lists", {}, "Lists of values; one job per combination."),
+    "sweep": JobKey("table", {}, "Lists or ranges of values, with samples, seed and halving; one job per trial."),
     "at_most": JobKey("count", 0, "How many jobs of the sweep may wait or run at once; 0: all."),
     "command": JobKey("texts", [], "Program and arguments to run instead of an entry."),
+    "metrics": JobKey("text or texts", [], "TensorBoard event files of a command, as patterns: runs/*/events*."),
     "python": JobKey("text", "", "Interpreter of a command that begins with python."),
     "folder": JobKey("text", "", "Working folder, relative to the submission's."),
     "environment": JobKey("variables", {}, "Environment variables; stored by the daemon, never returned."),
@@ -114,8 +116,8 @@ class JobFile:
         return self.path.stem
 
 
-def read_jobs(path: Path) -> JobFile:
-    """Read and check a job file, without importing any entry."""
+def read_jobs(path: Path, sweep: Mapping[str, Any] | None = None) -> JobFile:
+    """Read and check a job file, without importing any entry; `sweep` adds parameters to each of its jobs."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -124,7 +126,7 @@ def read_jobs(path: Path) -> JobFile:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
-    return JobFile(path, parse_jobs(data, path.parent, str(path)))
+    return JobFile(path, parse_jobs(add_sweep(data, sweep or {}, str(path)), path.parent, str(path)))
 
 
 def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[ListedJob, ...]:
@@ -140,14 +142,16 @@ def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[Liste
             "has no [[job]] table", where=where, way_out='Add one: [[job]] name = "a" entry = "train.py:main".'
         )
     jobs: list[ListedJob] = []
-    sweeps: dict[str, list[JobId]] = {}  # in `after`, a sweep's name stands for all its jobs
+    sweeps: dict[str, list[ListedJob]] = {}  # in `after`, a sweep's name stands for all its jobs
     for place, table in enumerate(tables, start=1):
-        made = _expanded(table, defaults, place, folder, where)
-        if len(made) > 1 or "sweep" in table:
-            sweeps[str(table.get("name"))] = [job.spec.id for job in made]
-        jobs += made
+        expanded = _expanded(table, defaults, place, folder, where)
+        if len(expanded) > 1 or "sweep" in table:
+            sweeps[str(table.get("name"))] = expanded
+        jobs += expanded
     _check_unique_names(jobs, where)
-    return tuple(_in_order([_with_sweeps(job, sweeps) for job in jobs], where))
+    made = [_with_sweeps(job, sweeps, where) for job in jobs]
+    check_dependencies({job.spec.id: job.spec.after for job in made}, where)
+    return tuple(made)
 
 
 def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Path, where: str) -> list[ListedJob]:
@@ -158,21 +162,25 @@ def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Pa
     where = f"{where}: job {name!r}"
     table = Table({**defaults, **given}, where)
     table.only(KEYS)
-    sweep = table.mapping("sweep")
-    if not sweep:
-        if table.whole("at_most", 0, least=0):
+    sweep = Sweep.read(table.mapping("sweep"), f"{where}: sweep")
+    at_most = sweep.at_most or table.whole("at_most", 0, least=0)
+    if not sweep.params:
+        if at_most:
             raise InputError("at_most needs a sweep", where=where, way_out="Add a sweep, or remove at_most.")
         return [_job(name, table, folder)]
-    at_most = table.whole("at_most", 0, least=0)
-    for key, values in sweep.items():
-        if not isinstance(values, list) or not values:
-            raise InputError(f"sweep.{key} is {values!r}", where=where, way_out="Write a list of values.")
     jobs = []
-    for number, values in enumerate(itertools.product(*sweep.values()), start=1):
-        args = {**table.mapping("args"), **dict(zip(sweep, values, strict=True))}
-        spec, program = _job(f"{name}-{number}", Table({**table.values, "args": args}, where), folder)
-        jobs.append(ListedJob(replace(spec, array=name, at_most=at_most), program))
+    for number, values in enumerate(sweep.trials(), start=1):
+        spec, program = _job(f"{name}-{number}", _trial(f"{name}-{number}", table, values), folder)
+        spec = replace(spec, array=name, at_most=at_most, params=as_params(values), halving=sweep.halving)
+        jobs.append(ListedJob(spec, program))
     return jobs
+
+
+def _trial(name: str, table: Table, values: Mapping[str, Any]) -> Table:
+    """The table of one trial: its values are arguments of the entry, or stand in the command."""
+    if table.values.get("command"):
+        return filled_command(table, values, name)
+    return Table({**table.values, "args": {**table.mapping("args"), **values}}, table.where)
 
 
 def _name(table: Mapping[str, Any], place: int, where: str) -> str:
@@ -199,11 +207,16 @@ def _job(name: str, table: Table, folder: Path) -> ListedJob:
         raise InputError(problem, where=table.where, way_out=way_out)
     program = _program(table, home, entry, command)
     spec = _spec(name, table, program)
+    if wide := [pattern for pattern in program.metrics if "**" in pattern]:
+        way_out = "Name the folders: runs/*/events*."
+        raise InputError(f"metrics has {wide[0]!r}, which searches whole trees", where=table.where, way_out=way_out)
     if command:
         _check_command(table, spec)
         if not spec.after:  # a job that it depends on may write it
             check_script(command, home, table.where)
     else:
+        if program.metrics:
+            raise InputError("metrics needs a command", where=table.where, way_out="Return them from evaluate instead.")
         check_entry(entry, program.args, home, table.where)
     if program.exact and "shards" not in table.values and spec.widest == 1:
         program = replace(program, shards=1)  # it never has a second device: no need to split its steps
@@ -224,6 +237,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         command=command,
         folder=str(home.resolve()),
         environment=table.settings("environment"),
+        metrics=table.texts("metrics"),
         python=table.text("python"),
         memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
         cpus=table.whole("cpus", 0, least=0),
@@ -341,7 +355,7 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
 
 def _check_command(table: Table, spec: JobSpec) -> None:
     """InputError for keys that need an entry."""
-    for key in ("args", "sweep", "exact", "batch", "sync_batchnorm", "precision", "channels_last"):
+    for key in ("args", "exact", "batch", "sync_batchnorm", "precision", "channels_last"):
         if table.values.get(key):
             raise InputError(
                 f"{key} is not allowed for a command", where=table.where, way_out="Remove it, or use an entry."
@@ -361,35 +375,16 @@ def _check_unique_names(jobs: Sequence[ListedJob], where: str) -> None:
             raise InputError(f"two jobs have the name {name!r}", where=where, way_out="Use unique names.")
 
 
-def _with_sweeps(job: ListedJob, sweeps: Mapping[str, Sequence[JobId]]) -> ListedJob:
-    after = tuple(name for needed in job.spec.after for name in sweeps.get(needed, [needed]))
-    return ListedJob(replace(job.spec, after=after), job.program) if after != job.spec.after else job
-
-
-def _in_order(jobs: Sequence[ListedJob], where: str) -> list[ListedJob]:
-    """Check that the jobs in `after` exist and that there is no cycle; the jobs as given."""
-    after = {job.spec.id: job.spec.after for job in jobs}
-    for name, needed in after.items():
-        for other in needed:
-            if other not in after:
-                raise UnknownName("job", other, after, where=f"{where}: job {name!r}: after")
-    settled: set[JobId] = set()
-    left = dict(after)
-    while ready := [name for name, needed in left.items() if settled.issuperset(needed)]:
-        settled.update(ready)
-        for name in ready:
-            del left[name]
-    if left:
-        raise InputError(
-            f"jobs depend on each other in a cycle: {_cycle(left)}", where=where, way_out="Remove one 'after'."
-        )
-    return list(jobs)
-
-
-def _cycle(after: Mapping[JobId, Sequence[JobId]]) -> str:
-    walked = [next(iter(after))]
-    while True:
-        following = next(name for name in after[walked[-1]] if name in after)
-        if following in walked:
-            return " after ".join([*walked[walked.index(following) :], following])
-        walked.append(following)
+def _with_sweeps(job: ListedJob, sweeps: Mapping[str, Sequence[ListedJob]], where: str) -> ListedJob:
+    """The job with the names of sweeps in `after` replaced by their jobs."""
+    after: list[JobId] = []
+    for needed in job.spec.after:
+        members = sweeps.get(needed, ())
+        if any(member.spec.halving is not None for member in members):
+            raise InputError(
+                f"after names {needed!r}, whose halving stops jobs; a job fails when one that it waits for is stopped",
+                where=f"{where}: job {job.spec.id!r}",
+                way_out="Submit it when the sweep is over, or remove halving.",
+            )
+        after += [member.spec.id for member in members] or [needed]
+    return ListedJob(replace(job.spec, after=tuple(after)), job.program) if tuple(after) != job.spec.after else job

@@ -20,6 +20,7 @@ class Program:
     command: tuple[Uncut, ...] = ()  # any program: placed, not elastic
     folder: Uncut = ""  # working folder; entries and relative paths are looked up from here
     environment: Mapping[str, str] = field(default_factory=dict)
+    metrics: tuple[Uncut, ...] = ()  # TensorBoard event files of a command, as patterns relative to `folder`
     python: Uncut = ""  # interpreter for `command` entries that begin with "python"; empty: this one
     memory_bytes: int = 0  # most that may be allocated on a GPU; 0: no limit
     cpus: int = 0  # cores of each worker on a GPU; 0: any of them

@@ -166,6 +166,13 @@ class Client:
         """Why a job waits, or why it has its devices."""
         return str(self._object("GET", f"{_job_path(job)}/why")["why"])
 
+    def sweeps(self) -> list[Json]:
+        return self._list("GET", "/v1/sweeps")
+
+    def results(self, sweep: str, metric: str = "", mode: str = "") -> Json:
+        """Hyper-parameters and metrics of a sweep, best first."""
+        return self._object("GET", f"/v1/sweeps/{quote(sweep, safe='')}/results", metric=metric, mode=mode)
+
     def measurements(self, job: str, most: int = 2000) -> list[Json]:
         """Loss, rate and metrics of a job over time, thinned to at most `most` points."""
         return self._list("GET", f"{_job_path(job)}/measurements", most=most)

@@ -28,6 +28,7 @@ from carpool.service.daemon.policy_guard import dry_run_policy
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.queries import present
 from carpool.service.queries.event_log import Event
+from carpool.service.queries.results import results_view
 from carpool.service.queries.views import (
     DecisionView,
     DeviceView,
@@ -36,10 +37,12 @@ from carpool.service.queries.views import (
     LogChunk,
     MeasurementView,
     NodeView,
+    ResultsView,
     ServiceCounters,
     SpanView,
     StoryEventView,
     SummaryView,
+    SweepView,
 )
 
 ArrayCommand = Literal["cancel", "pause", "resume"]
@@ -200,6 +203,33 @@ class SchedulerService:
         page = islice(ordered, offset, offset + limit)
         redact = self._redactor(principal)
         return JobPage(tuple(self._view(account, redact) for account in page), len(found), offset)
+
+    def sweeps(self, principal: Principal) -> list[SweepView]:
+        """Return the sweeps the caller may see, newest first."""
+        found: dict[tuple[str, str], list[JobAccount]] = {}
+        for account in self._model.accounting.accounts.values():
+            if account.spec.array and principal.may_see(account.spec.user):
+                found.setdefault((account.spec.array, account.spec.user), []).append(account)
+        return [
+            SweepView(
+                *key,
+                len(members),
+                sum(account.phase.is_over for account in members),
+                self._model.calendar.unix(members[0].submitted_at),
+            )
+            for key, members in reversed(found.items())
+        ]
+
+    def results(self, principal: Principal, sweep: str, metric: str = "", mode: str = "") -> ResultsView:
+        """Return hyper-parameters and metrics of a sweep's jobs, best first."""
+        members = [
+            account
+            for account in self._model.accounting.accounts.values()
+            if sweep and account.spec.array == sweep and principal.may_see(account.spec.user)
+        ]
+        if not members:
+            raise NotFound(f"there is no sweep {sweep!r}")
+        return results_view(sweep, members, self._model.now(), metric, mode)
 
     def job(self, principal: Principal, job: str) -> JobView:
         return self._view(self._account(principal, job), self._redactor(principal))

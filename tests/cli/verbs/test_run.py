@@ -49,7 +49,7 @@ TOP = [
 ]
 JOB = [
     *("name", "state", "steps", "epochs", "loss", "metrics", "jct_s", "wait_s", "samples_per_s", "digest"),
-    *("allocations", "error"),
+    *("allocations", "error", "params"),
 ]
 
 

@@ -88,3 +88,16 @@ def test_ctrl_c_ends_top(served: Served, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr("carpool.cli.verbs.status.time.sleep", interrupt)
     assert run(["top"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_hyper_parameters_are_listed(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job_file(served, "a", extra="sweep = { lr = [0.1, 0.2, 0.3, 0.4] }\nat_most = 1")
+    run(["submit", "-d", path, "--sweep", "lr=1,2,3,4,5"])
+    capsys.readouterr()
+    heading, *lines = stdout_of(capsys, "ps").splitlines()
+    assert heading.endswith("PARAMETERS")
+    assert [line.partition("lr=")[2] for line in lines] == ["2,3,4,…", "1"]
+    listed = json.loads(stdout_of(capsys, "ps", "--json"))["jobs"]
+    assert [job["params"] for job in listed][-1] == {"lr": 1}
+    assert "lr=1" in stdout_of(capsys, "top", "--once")
+    assert "lr=1" in stdout_of(capsys, "explain", "a-1")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from carpool.core.units import format_ranges
+from carpool.core.units import format_param, format_params, format_ranges
 
 HEADINGS = ("job", "user", "phase", "devices", "step", "loss", "steps/s", "left")
+_MAX_VALUES = 3  # of a parameter of several jobs
 FOREIGN_HEADINGS = ("device", "pid", "user", "program", "memory", "")
 
 
@@ -35,15 +36,34 @@ def fold_sweeps(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for members in groups.values():
         row = dict(members[0])
         if len(members) > 1:
-            numbers = sorted(int(member["id"].rpartition("-")[2]) for member in members)
-            row.update(id=f"{row['array']}[{format_ranges(numbers)}]", steps=0, total_steps=None, loss=None)
+            members = sorted(members, key=_number)
+            numbers, params = list(map(_number, members)), _merged_params(members)
+            row.update(
+                id=f"{row['array']}[{format_ranges(numbers)}]", steps=0, total_steps=None, loss=None, params=params
+            )
         rows.append(row)
     return rows
 
 
-def priority_columns(jobs: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[str]]:
-    """Columns for priority and time to deadline, each only if a job has one."""
+def _number(job: Mapping[str, Any]) -> int:
+    """The number of a job in its sweep."""
+    return int(job["id"].rpartition("-")[2])
+
+
+def _merged_params(members: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The values of several jobs, by parameter: ``0.1,0.01,…``."""
+    merged = {}
+    for name in members[0].get("params", {}):
+        values = list(dict.fromkeys(format_param(member["params"].get(name, "")) for member in members))
+        merged[name] = ",".join([*values[:_MAX_VALUES], *(["…"] if len(values) > _MAX_VALUES else [])])
+    return merged
+
+
+def extra_columns(jobs: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[str]]:
+    """Columns for parameters, priority and time to deadline, each only if a job has one."""
     columns: dict[str, list[str]] = {}
+    if any(job.get("params") for job in jobs):
+        columns["parameters"] = [format_params(job.get("params", {}).items()) for job in jobs]
     if any(job["priority"] != "normal" for job in jobs):
         columns["priority"] = [job["priority"] for job in jobs]
     if any(job["deadline"] is not None for job in jobs):

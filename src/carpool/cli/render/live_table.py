@@ -11,6 +11,7 @@ import click
 from carpool.backends.job_accounting import JobAccount
 from carpool.cli.render.job_rows import short, span
 from carpool.core.model import Allocation, JobId, Phase
+from carpool.core.units import format_params
 from carpool.service.daemon.batch_run import BatchRun
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class LineDisplay:
         return nullcontext()
 
     def _news(self, job: JobId, account: JobAccount) -> Iterator[tuple[float, str]]:
+        if job not in self._decisions and account.spec.params:
+            yield account.submitted_at, format_params(account.spec.params)
         for given in account.decisions[self._decisions.get(job, 0) :]:
             what = "waits" if given.allocation is None else f"gets {held(given.allocation, self._run.names)}"
             yield given.at, f"{what}: {given.reason}"
@@ -107,13 +110,16 @@ class LiveTable:
             jobs = len(run.request.jobs)
             return Text(f"starting {jobs} job{'s' if jobs != 1 else ''}; importing torch takes seconds", style="dim")
         grid = Grid(box=None, pad_edge=False, header_style="dim")
-        for heading in ("job", "state", "devices"):
+        accounts = run.accounting.accounts
+        has_params = any(account.spec.params for account in accounts.values())
+        for heading in ("job", *(["parameters"] if has_params else []), "state", "devices"):
             grid.add_column(heading, no_wrap=True)
         for heading in ("step", "loss", "steps/s", "left"):
             grid.add_column(heading, justify="right", no_wrap=True)
-        accounts = run.accounting.accounts
         for job, account in accounts.items():
-            grid.add_row(*row(job, account, run.estimator.total(job), run.names), style=_STYLES.get(account.phase, ""))
+            name, *cells = row(job, account, run.estimator.total(job), run.names)
+            params = [format_params(account.spec.params)] if has_params else []
+            grid.add_row(name, *params, *cells, style=_STYLES.get(account.phase, ""))
         busy = {device for account in accounts.values() if account.held for device in account.held.devices()}
         devices = ", ".join(f"{device.name} ({device.kind})" for device in run.devices)
         foot = Text(f"{len(busy)} of {len(run.devices)} devices busy: {devices}", style="dim")
@@ -151,6 +157,8 @@ def progress(account: JobAccount, total: float | None) -> str:
 def ending(account: JobAccount) -> str:
     """A job's end as text."""
     if account.phase is not Phase.FINISHED:
+        if account.is_stopped:
+            return account.error
         return f"{account.phase}: {account.error}" if account.error else str(account.phase)
     outcome = account.outcome
     words = f"finished after {account.jct_s:.1f} s"
@@ -158,7 +166,7 @@ def ending(account: JobAccount) -> str:
         return words
     words += f": {outcome.reason}" if outcome.reason else ""
     words += f", loss {outcome.loss:.4f}" if outcome.loss is not None else ""
-    return words + "".join(f", {name} {value:.4g}" for name, value in outcome.metrics.items())
+    return words + "".join(f", {name} {value:.4g}" for name, value in account.last_metrics.items())
 
 
 def held(allocation: Allocation, names: Mapping[int, str]) -> str:

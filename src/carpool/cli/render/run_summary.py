@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from math import isfinite
 
 import click
@@ -10,8 +11,12 @@ import click
 from carpool import __version__
 from carpool.backends.job_accounting import JobAccount, Json, allocation_json, finite_or_none
 from carpool.cli.render.live_table import ending
+from carpool.cli.render.results_table import results_lines
 from carpool.core.model import Phase
 from carpool.service.daemon.batch_run import BatchRun, RunEnd
+from carpool.service.queries.results import results_view
+
+_MAX_ROWS = 20  # of the results of a sweep
 
 
 def as_document(run: BatchRun) -> Json:
@@ -44,14 +49,20 @@ def print_summary(run: BatchRun, end: RunEnd) -> None:
     figures = run.metrics.summary()
     num_jobs = len(accounts) or len(run.request.jobs)  # none is submitted before the executor starts
     words = f"{len(finished)} of {num_jobs} jobs finished"
+    if stopped := sum(account.is_stopped for account in accounts):
+        words += f", {stopped} stopped by halving"
     if finished:
         words += f" in {figures.makespan_s:.1f} s, on average after {figures.avg_jct_s:.1f} s"
         words += f"; devices held {figures.utilisation:.0%} of the time" if _is_over(run) else ""
     click.echo(words)
     for account in accounts:
-        if account.phase in (Phase.FAILED, Phase.CANCELLED):
+        if account.phase in (Phase.FAILED, Phase.CANCELLED) and not account.is_stopped:
             click.echo(f"{account.spec.id} {ending(account)}")
             click.echo(f"  log: {run.folder.job(account.spec.id) / 'log'}")
+    if any(account.spec.params for account in accounts):
+        view = results_view(run.request.name, list(accounts), run.accounting.at)
+        for line in results_lines(asdict(view), _MAX_ROWS):
+            click.echo(line)
     if end is RunEnd.INTERRUPTED:
         click.echo(f"interrupted; resume with: carpool run --resume {run.folder.path}")
     else:
@@ -75,16 +86,17 @@ def _job(account: JobAccount, names: dict[int, str]) -> Json:
     return {
         "name": account.spec.id,
         "state": str(account.phase) if account.phase.is_over else "interrupted",
-        "steps": outcome.steps if outcome is not None else int(account.done),
+        "steps": account.steps,
         "epochs": None if outcome is None else outcome.epochs,
         "loss": finite_or_none(account.loss if outcome is None else outcome.loss),
-        "metrics": {} if outcome is None else {name: finite_or_none(value) for name, value in outcome.metrics.items()},
+        "metrics": {name: finite_or_none(value) for name, value in account.last_metrics.items()},
         "jct_s": account.jct_s,
         "wait_s": account.wait_s,
         "samples_per_s": None if outcome is None else finite_or_none(outcome.samples_per_s),
         "digest": None if outcome is None else outcome.digest,
         "allocations": [allocation_json(given, own_batch, names) for given in account.decisions],
         "error": account.error or None,
+        "params": dict(account.spec.params),
     }
 
 

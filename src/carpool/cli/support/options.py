@@ -13,6 +13,15 @@ import click
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
 
 
+sweep_option = click.option(
+    "--sweep",
+    "sweep",
+    multiple=True,
+    metavar="NAME=V,V…",
+    help="Run each job once for every value: an argument of its entry, or {NAME} in its command; may be repeated.",
+)
+
+
 def print_json(document: Mapping[str, Any]) -> None:
     """Print a JSON document, with schema version 1 unless it has another."""
     click.echo(json.dumps({"schema": 1, **document}))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError, UnknownName
@@ -26,11 +27,18 @@ class ChosenRun(NamedTuple):
     devices: tuple[LocalDevice, ...] | None = None
 
 
-def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRun:
-    """The run that the command line names; `resume` is None without --resume, empty where it names no run."""
+def look_up(
+    jobs: str | None, state: str | None, resume: str | None, sweep: Mapping[str, Any] | None = None
+) -> ChosenRun:
+    """The run that the command line names; `resume` is None without --resume, empty where it names no run.
+
+    `sweep` adds parameters to the jobs of the file.
+    """
     if jobs is None and resume is None:
         raise InputError("no job file is given", way_out="Name one: carpool run jobs.toml.")
-    file = read_jobs(Path(jobs)) if jobs is not None else None
+    if sweep and jobs is None:
+        raise InputError("--sweep needs a job file", way_out="Name it: carpool run jobs.toml --sweep lr=0.1,0.01.")
+    file = read_jobs(Path(jobs), sweep) if jobs is not None else None
     if resume is not None:
         folder = RunFolder(Path(state)) if state else find_run(resume, file.name if file is not None else "")
         before = folder.settings()

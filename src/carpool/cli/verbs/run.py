@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.options import guard_stdout, log_options
+from carpool.cli.support.options import guard_stdout, log_options, sweep_option
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
@@ -37,6 +37,7 @@ _EPILOG = """\b
 Examples:
   carpool run jobs.toml
   carpool run jobs.toml --devices cpu:4 --policy las --json > result.json
+  carpool run jobs.toml --sweep lr=0.1,0.01 --sweep width=64,128
   carpool run jobs.toml --resume
   carpool run jobs.toml --devices cuda --memory-cap 40GiB
 """
@@ -44,6 +45,7 @@ Examples:
 
 @click.command("run", epilog=_EPILOG)
 @click.argument("jobs", required=False, metavar="JOBS.toml")
+@sweep_option
 @click.option("--policy", metavar="NAME[:key=value]…", help=f"The scheduling policy. [default: {PREFERRED[0]}]")
 @click.option(
     "--devices",
@@ -100,6 +102,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def run(
     jobs: str | None,
+    sweep: tuple[str, ...],
     policy: str | None,
     devices: str,
     state: str | None,
@@ -128,11 +131,12 @@ def run(
     from carpool.jobs.devices import as_cluster, foreign_process_note, list_gpus, overlap_note, parse_devices
     from carpool.jobs.feasibility import check_fit
     from carpool.jobs.host import host_supplies
+    from carpool.jobs.sweep import parse_sweep_options
     from carpool.policies.registry import attribute_errors
 
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
-    given = look_up(jobs, state, resume)
+    given = look_up(jobs, state, resume, parse_sweep_options(sweep))
     found = parse_devices(devices, oversubscribe=oversubscribe) if devices or given.devices is None else given.devices
     others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
     supplies = host_supplies(given.folder.path)
@@ -338,10 +342,11 @@ def _some(jobs: Sequence[str]) -> str:
 
 
 def exit_code(run: BatchRun, end: RunEnd) -> int:
-    """0 all finished, 1 a job did not, 130 interrupted and resumable."""
+    """0 all finished or stopped by halving, 1 a job was not, 130 interrupted and resumable."""
     from carpool.core.model import Phase
     from carpool.service.daemon.batch_run import RunEnd
 
     if end is RunEnd.INTERRUPTED:
         return 130
-    return 0 if all(account.phase is Phase.FINISHED for account in run.accounting.accounts.values()) else 1
+    accounts = run.accounting.accounts.values()
+    return 0 if all(account.phase is Phase.FINISHED or account.is_stopped for account in accounts) else 1

@@ -13,10 +13,10 @@ from carpool.cli.render.job_rows import (
     FOREIGN_HEADINGS,
     HEADINGS,
     as_columns,
+    extra_columns,
     fold_sweeps,
     foreign_row,
     job_row,
-    priority_columns,
     short,
 )
 from carpool.cli.support.daemon_client import connect, server_option
@@ -90,7 +90,7 @@ def _check_phases(phases: Sequence[str]) -> None:
 
 def _print_jobs(listed: Sequence[Mapping[str, Any]]) -> None:
     jobs = fold_sweeps(listed)
-    extra = priority_columns(jobs, time.time())
+    extra = extra_columns(jobs, time.time())
     rows = [(*job_row(job), *cells) for job, *cells in zip(jobs, *extra.values(), strict=True)]
     for line in as_columns((*HEADINGS, *extra), rows):
         click.echo(line)
@@ -171,10 +171,12 @@ def _job_table(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in HEADINGS:
+    ordered = sorted(jobs, key=lambda job: _PHASE_ORDER.index(job["phase"]))
+    extra = extra_columns(ordered, time.time())
+    for heading in (*HEADINGS, *extra):
         table.add_column(heading, no_wrap=True, justify="right" if heading in HEADINGS[4:] else "left")
-    for job in sorted(jobs, key=lambda job: _PHASE_ORDER.index(job["phase"])):
-        table.add_row(*job_row({**job, "id": short(job["id"])}), style=_STYLES[job["phase"]])
+    for job, *cells in zip(ordered, *extra.values(), strict=True):
+        table.add_row(*job_row({**job, "id": short(job["id"])}), *cells, style=_STYLES[job["phase"]])
     return table
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool.cli.support.daemon_client import connect, server_option
-from carpool.cli.support.options import json_option, print_json, print_note
+from carpool.cli.support.options import json_option, print_json, print_note, sweep_option
 
 if TYPE_CHECKING:
     from carpool.service.client import Client, Json
@@ -25,7 +25,7 @@ _LOG_POLL_S = 0.3
 _EPILOG = """\b
 Examples:
   carpool submit jobs.toml
-  carpool submit -d jobs.toml
+  carpool submit -d jobs.toml --sweep lr=0.1,0.01
   carpool submit jobs.toml --json | jq '.jobs[].exit_code'
 """
 
@@ -34,9 +34,10 @@ Examples:
 @click.argument("jobs", metavar="JOBS.toml", type=click.Path())
 @click.option("--detach", "-d", is_flag=True, help="Print the names of the jobs and exit.")
 @click.option("--key", default="", metavar="TEXT", help="Idempotency key: accept submissions with this key only once.")
+@sweep_option
 @server_option
 @json_option
-def submit(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> int:
+def submit(jobs: str, detach: bool, key: str, sweep: tuple[str, ...], server: str, as_json: bool) -> int:
     """Submit the jobs of a file to the daemon and print their output until all have ended.
 
     Starts a daemon if none runs on this machine. The jobs are accepted all or none; once accepted they are on disk and
@@ -51,7 +52,7 @@ def submit(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> int
     names: list[str] = []
     try:
         with connect(server) as client:
-            names = _submit(client, jobs, key, server)
+            names = _submit(client, jobs, key, server, sweep)
             return _print_names(names, as_json) if detach else _follow(client, names, as_json)
     except KeyboardInterrupt:
         hint = f"the jobs continue; cancel them with: carpool cancel {' '.join(names)}"
@@ -64,23 +65,26 @@ def submit(jobs: str, detach: bool, key: str, server: str, as_json: bool) -> int
         return CARPOOL_FAILED
 
 
-def _submit(client: Client, jobs: str, key: str, server: str) -> list[str]:
+def _submit(client: Client, jobs: str, key: str, server: str, sweep: tuple[str, ...]) -> list[str]:
     """Submit, starting a daemon if no server is set and none answers on this machine."""
-    from carpool.service.client import Unreachable
+    from carpool.jobs.sweep import add_sweep, parse_sweep_options
+    from carpool.service.client import Unreachable, submission_body
     from carpool.service.config import read_settings
 
-    settings = read_settings(os.environ)
+    settings, params = read_settings(os.environ), parse_sweep_options(sweep)
+    tables = add_sweep(submission_body(Path(jobs)), params, jobs) if params else Path(jobs)
+    folder = Path(jobs).parent if params else ""
     try:
-        return client.submit(Path(jobs), key=key)
+        return client.submit(tables, folder=folder, key=key)
     except Unreachable:
         if server or settings["server"]:
             raise
     from carpool.jobs.job_file import read_jobs
 
-    read_jobs(Path(jobs))  # start no daemon for an invalid file
+    read_jobs(Path(jobs), params)  # start no daemon for an invalid file
     pid = start_daemon(settings)
     print_note(f"started a daemon in {settings.state}; stop it with: kill {pid}")
-    return client.submit(Path(jobs), key=key)
+    return client.submit(tables, folder=folder, key=key)
 
 
 def start_daemon(settings: Settings) -> int:

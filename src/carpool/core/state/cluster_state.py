@@ -223,12 +223,14 @@ class ClusterState:
                 continue
             if phase is not Phase.FINISHED and job.id in other.spec.after:
                 self._fail_blocked(other, f"dependency {job.id!r} {phase}")
-            elif self._admission.admits(other.spec):
-                self._store(
-                    lifecycle.moved(
-                        other, at, Transition.ADMIT, other.service, "was admitted: its dependencies finished"
-                    )
-                )
+            else:
+                self._admit(at, other)
+
+    def _admit(self, at: float, job: Job) -> None:
+        """Queue a blocked job if its dependencies have finished and its array has room."""
+        if self._admission.admits(job.spec):
+            words = "was admitted: its dependencies finished"
+            self._store(lifecycle.moved(job, at, Transition.ADMIT, job.service, words))
 
     def _fail_blocked(self, job: Job, error: str) -> None:
         """Fail a blocked job and, iteratively since chains are long, all jobs that depend on it."""
@@ -267,14 +269,19 @@ class ClusterState:
         job = self.jobs.get(fact.job)
         if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
             return False
-        self._take_off(at, job, Transition.PAUSE, "was paused", orders)
+        self._take_off(at, job, Transition.PAUSE, fact.reason or "was paused", orders)
+        for name in self._admission.leave(job.spec) if fact.reason else ():
+            other = self.jobs.get(name)
+            if other is not None and other.phase is Phase.BLOCKED:
+                self._admit(at, other)
         return True
 
     def _on_resumed(self, at: float, fact: JobResumed, orders: list[Order]) -> bool:
         job = self.jobs.get(fact.job)
         if job is None or job.phase is not Phase.PAUSED:
             return False
-        self._store(lifecycle.moved(job, at, Transition.RESUME, job.service, "was resumed"))
+        step = Transition.RESUME if self._admission.reenter(job.spec) else Transition.BLOCK
+        self._store(lifecycle.moved(job, at, step, job.service, fact.reason or "was resumed"))
         return True
 
     def _on_amended(self, at: float, fact: JobUpdate, orders: list[Order]) -> bool:

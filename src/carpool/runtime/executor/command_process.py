@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +21,10 @@ from carpool.jobs.devices import LocalDevice, cuda_visible_names
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.logs import log_event
+from carpool.runtime.executor.command_metrics import CommandMetrics, EvaluationLimiter
 from carpool.runtime.executor.command_state import CommandAction, CommandState, Launch, Terminate
 from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.executor.metric_lines import MetricRow
 from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
@@ -30,6 +33,7 @@ from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed
 from carpool.runtime.process.reaper import NOT_STARTED
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_COLLECT_S = 1.0  # between readings of a command's metrics
 _DRAIN_S = 2.0  # after a command's exit, for messages of its session
 _log = logging.getLogger(__name__)
 
@@ -71,6 +75,10 @@ class CommandProcess:
         self._finishing: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
         self._exited.set()
+        self._metrics: CommandMetrics | None = None  # of the process that runs
+        self._collecting: asyncio.Task[None] | None = None
+        self._collected_at = 0.0
+        self._evaluations = EvaluationLimiter()
 
     def order(self, at: float, target: Target) -> None:
         self._run(self.state.order(at, target))
@@ -80,6 +88,10 @@ class CommandProcess:
 
     def tick(self, at: float) -> None:
         self._run(self.state.tick(at))
+        self._report_metrics(self._evaluations.flush(at))
+        if self._metrics is not None and self._collecting is None and at - self._collected_at >= _COLLECT_S:
+            self._collected_at = at
+            self._collecting = asyncio.create_task(self._collect(self._metrics))
 
     def fail(self, error: str) -> None:
         self._run(self.state.fail(asyncio.get_running_loop().time(), error))
@@ -145,6 +157,8 @@ class CommandProcess:
         cores = cores or [*self._cores.claim(self.state.job, self._program.cpus * len(slots))]
         theirs, self._lifeline = os.pipe()
         ours, end = pair()
+        log, folder = self._folder.path / "log", Path(self._program.folder)
+        self._metrics = CommandMetrics(log, folder, self._program.metrics, since=time.time() - 1.0)
         try:
             environment = self._environment(slots, devices, cores) | {"CARPOOL_CHANNEL": str(end.fileno())}
             self._process = self._spawn(cores, environment, theirs, end.fileno())
@@ -201,14 +215,24 @@ class CommandProcess:
             self.fail(f"a message of its session could not be handled: {shown(error)}")
 
     def _on_message(self, message: Message) -> None:
-        job = self.state.job
-        self._run(self.state.message(asyncio.get_running_loop().time(), message))
+        now = asyncio.get_running_loop().time()
+        self._run(self.state.message(now, message))
         self._listener.on_session_message(self, message)
         if isinstance(message, Joined):
-            self._listener.on_command(self, (), [Sized(job, message.total_steps)])
+            self._listener.on_command(self, (), [Sized(self.state.job, message.total_steps)])
             self.set_time_sliced(time_sliced=self.time_sliced)
         elif isinstance(message, Evaluated):
-            self._listener.on_command(self, (), [Evaluation(job, message.step, message.metrics)])
+            self._report_metrics(self._evaluations.add(now, MetricRow(message.step, message.metrics)))
+
+    async def _collect(self, metrics: CommandMetrics, *, is_last: bool = False) -> None:
+        """Report the metrics that the command has printed or written; reading takes place in a thread."""
+        rows = await asyncio.to_thread(metrics.poll, is_last=is_last)
+        self._collecting = None
+        self._report_metrics(rows)
+
+    def _report_metrics(self, rows: Sequence[MetricRow]) -> None:
+        if rows:
+            self._listener.on_command(self, (), [Evaluation(self.state.job, row.step, row.metrics) for row in rows])
 
     def _environment(
         self, slots: tuple[WorkerSlot, ...], devices: list[LocalDevice], cores: list[int]
@@ -252,6 +276,12 @@ class CommandProcess:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._collecting is not None:
+            await self._collecting
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            await self._collect(metrics, is_last=True)
+        self._report_metrics(self._evaluations.flush(asyncio.get_running_loop().time(), is_last=True))
         code = process.wait()
         self._exited.set()
         log_event(_log, "command_exited", job=self.state.job, pid=process.pid, code=code)

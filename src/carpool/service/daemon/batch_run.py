@@ -234,4 +234,4 @@ def check_jobs_unchanged(before: Sequence[ListedJob], now: Sequence[ListedJob], 
 
 def _fixed(spec: JobSpec) -> JobSpec:
     """The part of a spec that may not change when a run is resumed."""
-    return replace(spec, weight=1.0, priority=0, deadline_s=0.0, after=(), array="", at_most=0)
+    return replace(spec, weight=1.0, priority=0, deadline_s=0.0, after=(), array="", at_most=0, params=())

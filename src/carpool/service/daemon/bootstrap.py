@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
 from carpool.runtime.executor.reports import Report
 from carpool.service.daemon.executor_access import ClaimSource, ExecutorAccess, PersistentExecutor
+from carpool.service.daemon.halving_control import HalvingControl
 from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.notifications import JobEnd, Notifier
 from carpool.service.daemon.profile_store import ProfileSource, ProfileStore, SharedProfiles
@@ -129,11 +130,12 @@ class DaemonInstance:
             AllocationHistory(cluster),
             EventLog(EventFeed(store.mark.epoch + 1), self.calendar.unix),
             learner,
+            HalvingControl(self._measured, self._tell),
         )
+        self._folder = folder
         self.recovered = recover_observers(store, self.scheduler, self.observers, folded, observers, self._salvage)
         self._quarantine_unusable()
         self.observers.events.feed.end_replay()
-        self._folder = folder
         self._job_files = JobFileWriter(folder)
         self._profiles = ProfileStore(options.profiles or SharedProfiles(options.state), learner, estimator)
         self._follow_recovered_jobs(learner)
@@ -194,7 +196,7 @@ class DaemonInstance:
 
     @property
     def read_model(self) -> ReadModel:
-        accounting, estimator, allocations, events, _ = self.observers
+        accounting, estimator, allocations, events, *_ = self.observers
         return ReadModel(
             loop=self.loop,
             scheduler=self.scheduler,
@@ -253,6 +255,11 @@ class DaemonInstance:
         if wanted and wanted != text:
             self._first.append(PolicyChanged(wanted))
         return policy
+
+    def _measured(self, job: JobId) -> list[tuple[int, Mapping[str, float]]]:
+        """The metrics of a job that was submitted before the first stored record, by step."""
+        rows = self._folder.rows(job, "metrics.jsonl")
+        return [(int(row["step"]), row["metrics"]) for row in rows if isinstance(row.get("metrics"), dict)]
 
     def _follow_recovered_jobs(self, learner: ProfileLearner) -> None:
         jobs, programs = self.scheduler.jobs, self.recovered.programs
@@ -332,6 +339,7 @@ class DaemonInstance:
             on_submit=self._on_submit,
             on_report=self._on_report,
             sized=self.observers.learner.sized,
+            follow_up=self.observers.halving.follow_up,
             before_commit=self._before_commit,
             tell_operator=self.options.tell,
             renew=self._renew,

@@ -81,6 +81,7 @@ class LoopHooks:
     on_submit: Callable[[Sequence[ListedJob]], None] = lambda jobs: None
     on_report: Callable[[float, Report], None] = lambda at, report: None  # after the scheduler has folded its facts
     sized: Callable[[JobId], Sized | None] = lambda job: None  # what a training reported of its length
+    follow_up: Callable[[], Sequence[Fact]] = lambda: ()  # what follows from the facts and reports so far
     before_commit: Callable[[], Callable[[], None]] = lambda: lambda: None  # returns what to do after the commit
     tell_operator: Callable[[str], None] = lambda words: None
     renew: RenewExecutor | None = None  # replaces an executor that is gone; without it the loop raises ExecutorGone
@@ -268,6 +269,8 @@ class DaemonLoop:
             self._hooks.on_report(at, report)
         else:
             self._keep_report(at, report)
+        if more := self._hooks.follow_up():
+            self._handle(more, carry=carry)
 
     def _failures(self, invalid: Sequence[InvalidReport]) -> Iterator[Fact]:
         """End the jobs that invalid reports are about."""
@@ -307,6 +310,8 @@ class DaemonLoop:
     def _handle(self, facts: Sequence[Fact], *, carry: bool = True) -> asyncio.Future[None]:
         """Fold facts and plan; orders wait for the commit. The future resolves when the facts are durable."""
         orders = self._plan(facts)
+        while more := self._hooks.follow_up():
+            orders += self._plan(more)
         if carry:
             self._orders += orders
         self._dirty.set()

@@ -22,6 +22,7 @@ from carpool.jobs.devices import NODE_NAME, LocalDevice, as_cluster
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import HeldJobStatus, report_from_json
 from carpool.runtime.executor.reports import Report
+from carpool.service.daemon.halving_control import HalvingControl
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventLog
 from carpool.service.store.store import Details, Store
@@ -105,15 +106,17 @@ class StateObservers(NamedTuple):
     allocations: AllocationHistory
     events: EventLog
     learner: ProfileLearner  # follows new records only
+    halving: HalvingControl
 
     def record(self, record: Record) -> None:
-        for each in (self.accounting, self.estimator, self.allocations, self.events):
+        for each in (self.accounting, self.estimator, self.allocations, self.events, self.halving):
             each.record(record)
 
     def take(self, at: float, report: Report) -> None:
         self.accounting.take(at, report)
         self.estimator.take(report)
         self.learner.take(report)
+        self.halving.take(report)
 
 
 class RecoveredState(NamedTuple):
@@ -205,6 +208,7 @@ def recover_observers(
         for job in store.snapshot.state.jobs:
             observers.accounting.adopt(job, begins_at)
             observers.events.adopt(job)
+            observers.halving.adopt(job)
         for name, detail in store.snapshot.details.items():
             with salvage.tolerating("a snapshot", name):
                 if "sized" in detail:
@@ -220,6 +224,7 @@ def recover_observers(
         _take_details(found, entry.details, salvage)
     for job in scheduler.jobs.values():
         observers.allocations.adopt(job, min(begins_at, scheduler.at))
+    observers.halving.end_replay()
     return found
 
 

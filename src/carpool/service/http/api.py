@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi import Path as InPath
@@ -40,9 +40,11 @@ from carpool.service.queries.views import (
     LogChunk,
     MeasurementView,
     NodeView,
+    ResultsView,
     SpanView,
     StoryEventView,
     SummaryView,
+    SweepView,
 )
 
 bearer = HTTPBearer(auto_error=False, description="An access token, created with `carpool token add NAME`.")
@@ -245,6 +247,24 @@ async def log(
     """Return a part of a job's log."""
     chunk = await asyncio.to_thread(service.log, principal, job, start, most=most)  # it reads a file
     return json_response(LogChunk, chunk)
+
+
+@router.get("/sweeps", response_model=list[SweepView], tags=["jobs"])
+async def sweeps(service: ServiceDep, principal: PrincipalDep) -> Response:
+    """List the sweeps you may see, newest first."""
+    return json_response(list[SweepView], service.sweeps(principal))
+
+
+@router.get("/sweeps/{array}/results", response_model=ResultsView, responses=_QUERY, tags=["jobs"])
+async def results(
+    array: ArrayName,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    metric: Annotated[str, Query(max_length=100, description="Metric to order by; empty: the sweep's own.")] = "",
+    mode: Annotated[Literal["", "max", "min"], Query(description="Whether more or less is better.")] = "",
+) -> Response:
+    """Return hyper-parameters, state, steps and metrics of a sweep's jobs, best first."""
+    return json_response(ResultsView, service.results(principal, array, metric, mode))
 
 
 @router.get("/me", response_model=CallerInfo, tags=["daemon"])

@@ -23,7 +23,6 @@ _TYPES: dict[str, Any] = {  # by the names in `jobs.job_file.KEYS`
     "text or texts": list[_Text] | _Text,
     "name or names": list[_Name] | _Name,
     "table": dict[str, Any],
-    "lists": dict[str, list[Any]],
     "variables": dict[str, StrictStr | StrictInt | float],
     "count": _Count,
     "bytes": Annotated[StrictInt, Field(ge=0)] | _Text,

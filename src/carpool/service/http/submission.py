@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from carpool.core.errors import InputError
 from carpool.jobs.entry_file import module_file
 from carpool.jobs.job_file import ListedJob, parse_jobs
+from carpool.jobs.sweep import Sweep, filled_command
+from carpool.jobs.toml_table import Table
 from carpool.service.http.limits import Limits
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -72,6 +73,8 @@ def _paths(table: Mapping[str, Any], folder: Path, where: str) -> Iterator[tuple
         yield "command", folder / command[0]
     if len(command) > 1 and command[1].endswith(".py"):
         yield "script", folder / command[1]
+    for pattern in (*_texts(table.get("metrics")), _text(table.get("metrics"))):
+        yield "metrics", folder / pattern
     notify = table.get("notify")
     program = notify[0] if isinstance(notify, list) and notify else notify
     if isinstance(program, str) and "/" in program and "://" not in program:
@@ -106,8 +109,19 @@ def read_submission(
     _check_text(data)
     _check_size(defaults, tables, limits.jobs_bytes)
     if roots is not None:
-        roots.check_tables([{**defaults, **table} for table in tables], folder)
+        roots.check_tables([trial for table in tables for trial in _trials({**defaults, **table})], folder)
     return parse_jobs(data, folder, "submission")
+
+
+def _trials(table: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The job tables of a sweep whose values may become part of a path, else the table itself."""
+    where = f"submission: job {table.get('name')!r}"
+    texts = [*_texts(table.get("command"))[:2], *_texts(table.get("metrics")), _text(table.get("metrics"))]
+    if not table.get("sweep") or "{" not in "".join(texts):
+        yield table
+        return
+    for number, values in enumerate(Sweep.read(table["sweep"], f"{where}: sweep").trials(), start=1):
+        yield filled_command(Table(table, where), values, f"{table.get('name')}-{number}").values
 
 
 def _check_count(tables: Sequence[Mapping[str, Any]], limit: int) -> None:
@@ -120,7 +134,7 @@ def _check_count(tables: Sequence[Mapping[str, Any]], limit: int) -> None:
 
 
 def _count(table: Mapping[str, Any]) -> int:
-    return prod(len(values) if isinstance(values, list) else 1 for values in (table.get("sweep") or {}).values())
+    return Sweep.read(table.get("sweep") or {}, f"submission: job {table.get('name')!r}: sweep").num_trials or 1
 
 
 def _check_size(defaults: Mapping[str, Any], tables: Sequence[Mapping[str, Any]], limit: int) -> None:
@@ -130,13 +144,18 @@ def _check_size(defaults: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]
     for table in tables:
         own = sum(_size(value) for key, value in table.items() if key != "sweep")
         inherited = sum(size for key, size in default_sizes.items() if key not in table)
-        swept = sum(_size(values) / len(values) for values in (table.get("sweep") or {}).values() if values)
+        swept = sum(map(_value_size, (table.get("sweep") or {}).values()))
         total += int(_count(table) * (own + inherited + swept))
     if total > limit:
         raise InputError(
             f"the jobs take {total} bytes, each with its defaults; the limit is {limit}",
             way_out="Send fewer jobs at once, or move large values into a file that the jobs read.",
         )
+
+
+def _value_size(values: object) -> float:
+    """The size of one value of a parameter; it is stored as an argument or in the command, and for display."""
+    return 2 * (_size(values) / len(values) if isinstance(values, list) and values else _size(values))
 
 
 def _size(value: object) -> int:

@@ -20,6 +20,7 @@ from carpool.core.model import Allocation, DeviceId, Job, JobId, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.scheduler import Scheduler
 from carpool.core.typed_fields import Amount, Measured, decode_value
+from carpool.core.units import format_params
 from carpool.jobs.program import Program
 from carpool.jobs.untrusted_file import first_kept_byte, open_untrusted
 from carpool.service.queries.views import (
@@ -117,11 +118,11 @@ def job_view(
         waited_s=max(0.0, until - account.submitted_at - held_s),
         holds=holdings(account.held, names),
         batch_size=account.held.batch_size if account.held is not None else spec.batch_size,
-        steps=account.done + account.rate * max(0.0, at - account.as_of),
+        steps=account.done + account.rate * max(0.0, at - account.as_of) or account.steps,
         total_steps=total,
         steps_per_s=account.rate,
         loss=account.loss if outcome is None else outcome.loss,
-        metrics={} if outcome is None else outcome.metrics,
+        metrics=account.last_metrics,
         ends_in=ends_in,
         reason=redact(account.decisions[-1].reason) if account.decisions else "",
         error=account.error,
@@ -135,6 +136,7 @@ def job_view(
         at_most=spec.at_most,
         deadline=time_base.unix(account.submitted_at + spec.deadline_s) if spec.deadline_s else None,
         is_late=0.0 < spec.deadline_s < until - account.submitted_at,
+        params=dict(spec.params),
     )
 
 
@@ -142,6 +144,8 @@ def exit_code(phase: Phase, error: str) -> int | None:
     """Return the exit code of an ended job; that of a command is parsed from the error the executor reported."""
     if not phase.is_over:
         return None
+    if phase is Phase.CANCELLED and error:  # stopped by the rule of its sweep
+        return 0
     code = _EXIT_CODE.search(error)
     return int(code[1]) if code else 0 if phase is Phase.FINISHED else 1
 
@@ -162,7 +166,8 @@ def job_story(
 ) -> list[StoryEventView]:
     """Build a job's history, oldest first; `redact` filters the policy's reasons for the caller."""
     devices = account.spec.devices
-    submitted = account.submitted_at, f"was submitted: requests {devices} device{'' if devices == 1 else 's'}"
+    params = f", {format_params(account.spec.params)}" if account.spec.params else ""
+    submitted = account.submitted_at, f"was submitted: requests {devices} device{'' if devices == 1 else 's'}{params}"
     events = [submitted, *_decisions(account, names, redact), *account.story, *_ending(account)]
     return [StoryEventView(time_base.unix(at), words) for at, words in sorted(events, key=lambda event: event[0])]
 
@@ -185,7 +190,8 @@ def _decisions(
 
 def _ending(account: JobAccount) -> Iterator[tuple[float, str]]:
     if account.ended_at is not None:
-        words = {Phase.FAILED: f"failed: {account.error}", Phase.CANCELLED: "was cancelled by its user"}
+        cancelled = account.error or "was cancelled by its user"
+        words = {Phase.FAILED: f"failed: {account.error}", Phase.CANCELLED: cancelled}
         yield account.ended_at, words.get(account.phase, str(account.phase))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from carpool.core.model import JobId, Phase
+from carpool.core.model import JobId, Param, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class JobView:
     at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
     deadline: float | None = None
     is_late: bool = False  # missed its deadline
+    params: Mapping[str, Param] = field(default_factory=dict)  # hyper-parameters that its sweep varies
 
     @property
     def progress(self) -> float | None:
@@ -71,6 +72,53 @@ class JobView:
         if self.phase is Phase.FINISHED:
             return 1.0
         return None if not self.total_steps else min(1.0, self.steps / self.total_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class PointView:
+    """A value of a metric after a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """One job of a sweep or run: its hyper-parameters and what it reached."""
+
+    job: JobId
+    params: Mapping[str, Param]
+    state: Phase
+    note: str  # why it failed or was stopped
+    steps: int
+    time_s: float  # with devices
+    last: PointView | None  # of the chosen metric; None: not reported, or not finite
+    best: PointView | None
+    metrics: Mapping[str, float]  # the last value of each
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsView:
+    """The results of a sweep or run, best first."""
+
+    name: str
+    metric: str  # by which they are ordered
+    mode: str  # max or min
+    metrics: tuple[str, ...]  # that its jobs report
+    params: tuple[str, ...]
+    best: JobId | None
+    rows: tuple[ResultRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepView:
+    """A sweep and how many of its jobs are over."""
+
+    name: str
+    user: str
+    jobs: int
+    over: int
+    submitted_at: float
 
 
 @dataclass(frozen=True, slots=True)
