@@ -122,3 +122,11 @@ def test_bad_input_gets_exit_code_2(
     (here / "circle.toml").write_text('[[job]]\nname = "a"\nentry = "train.py:main"\nafter = "a"\n')
     assert run(["plan", *args]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_the_hyper_parameters_of_a_sweep_are_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = '[[job]]\nname = "fit"\ncommand = ["sleep", "{seconds}"]\nsweep = { seconds = [1, 2] }\n'
+    (here / "jobs.toml").write_text(table)
+    assert [job["params"] for job in planned(capsys)["jobs"]] == [{"seconds": 1}, {"seconds": 2}]
+    assert run(["plan", "jobs.toml", "--devices", "cpu:2"]) == 0
+    assert "seconds=2" in capsys.readouterr().out

@@ -161,6 +161,11 @@ INVALID_JOBS: list[dict[str, Any]] = [
     {"environment": {"": "1"}},
     {"notify": ["mail\x00"]},
     {"sweep": {name: list(range(100)) for name in "abcd"}},
+    {"sweep": {"lr": {"min": 0, "max": 1}, "samples": 10**9}},
+    {"sweep": {"lr": [1], "halving": 5}},
+    {"entry": "", "command": ["{x}", "a"], "sweep": {"x": ["/bin/sh"]}},  # outside the roots
+    {"entry": "", "command": ["sh", "a"], "metrics": "/etc/*"},
+    {"entry": "", "command": ["echo", "{x}" * 1000], "sweep": {"x": ["y" * 1000]}},
     {"after": ["a"]},
 ]
 INVALID_NUMBERS: tuple[Any, ...] = (10**400, [], None)

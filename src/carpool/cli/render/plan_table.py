@@ -12,6 +12,7 @@ from rich.table import Table
 from carpool.backends.job_accounting import JobAccount
 from carpool.cli.render.job_rows import short
 from carpool.cli.render.live_table import held
+from carpool.core.units import format_params
 from carpool.service.queries.forecast import Forecast, JobForecast
 from carpool.sim.report.units import duration
 
@@ -23,13 +24,16 @@ def print_plan(forecast: Forecast, policy: str) -> None:
     """Print the table, the timeline and a summary."""
     names = dict(forecast.names)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("job", "first on"):
+    has_params = any(job.account.spec.params for job in forecast.jobs)
+    for heading in ("job", *(["parameters"] if has_params else []), "first on"):
         table.add_column(heading, no_wrap=True)
     for heading in ("start", "end", "80 % range", "steps", "steps/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("based on", no_wrap=True)
     for job in forecast.jobs:
-        table.add_row(*_row(job, names), style="" if job.account.ended_at is not None else "red")
+        name, *cells = _row(job, names)
+        params = [format_params(job.account.spec.params)] if has_params else []
+        table.add_row(name, *params, *cells, style="" if job.account.ended_at is not None else "red")
     console = Console()
     console.width = max(console.width, _WIDTH)
     console.print(table)

@@ -46,7 +46,7 @@ class ExecutorOptions:
     job_marker: str = ""  # file that names the job being handled, for the next client; empty: none
     log_bytes: int = 1 << 26  # of a job's log that are always kept; it is cut at twice as many. 0: no limit
     environment: Mapping[str, str] = field(default_factory=dict)  # of the executor and all its processes
-    pass_env: Sequence[str] = field(default_factory=list)  # variables of the daemon that its jobs get, beside `jobs.environment.ALLOWED`
+    pass_env: Sequence[str] = field(default_factory=list)  # further variables of the daemon that its jobs get
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

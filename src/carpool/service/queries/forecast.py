@@ -166,6 +166,7 @@ def _job_json(job: JobForecast, names: Mapping[int, str]) -> Json:
         "start_s": job.starts_at,
         "end_s": account.ended_at,
         **({"deadline_s": account.spec.deadline_s} if account.spec.deadline_s else {}),
+        **({"params": dict(account.spec.params)} if account.spec.params else {}),
         "end_range_s": None if job.range_s is None else list(job.range_s),
         "steps": job.steps,
         "steps_per_s": job.steps_per_s,
