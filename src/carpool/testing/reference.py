@@ -202,7 +202,7 @@ def _shard(
     share, wide = num_samples / of, _sum_type(model)
     buffers, changed = {}, set()
     for name, buffer in model.named_buffers():
-        if not torch.equal(buffer, before[name]):
+        if not _is_same(buffer, before[name]):
             changed.add(name)
         averaged = _is_averaged(buffer)
         buffers[name] = buffer.to(torch.promote_types(wide, buffer.dtype)) * share if averaged else buffer.clone()
@@ -217,6 +217,11 @@ def _shard(
         loss=loss.detach().to(wide),
         count=count,
     )
+
+
+def _is_same(buffer: Tensor, old: Tensor) -> bool:
+    """Whether two buffers are equal; NaN, which a mask may hold, equals NaN."""
+    return bool(((buffer == old) | ((buffer != buffer) & (old != old))).all())
 
 
 def _is_averaged(buffer: Tensor) -> bool:

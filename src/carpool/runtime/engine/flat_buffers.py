@@ -161,6 +161,14 @@ class FlatLayout:
         copy_tensors(buffers, contents)
 
 
+def differ(one: Tensor, two: Tensor) -> Tensor:
+    """Which elements of two tensors differ; NaN equals NaN, and infinities of one sign are equal.
+
+    Never by subtraction: a causal mask holds −inf, and inf − inf is NaN.
+    """
+    return (one != two) & ~((one != one) & (two != two))
+
+
 def as_real(tensor: Tensor) -> Tensor:
     """View a complex tensor as pairs of floats; return any other unchanged."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

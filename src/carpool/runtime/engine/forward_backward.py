@@ -21,7 +21,7 @@ from carpool.runtime.compat.torch_api import foreach_add_, foreach_copy_, foreac
 from carpool.runtime.data.batches import BatchSource
 from carpool.runtime.data.sampler import Draw
 from carpool.runtime.engine.determinism import seed_pass
-from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, as_real
+from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, as_real, differ
 from carpool.runtime.engine.optimizer_step import LossScale
 from carpool.runtime.engine.pass_guards import BufferSnapshot, MutationGuard
 from carpool.runtime.engine.training import Training
@@ -264,7 +264,7 @@ class ForwardBackward:
             return
         if not accumulate:
             foreach_mul_(views, weight)
-        changed = [(buffer != old).any() for buffer, old in zip(floats, self._snapshot.contents, strict=False)]
+        changed = [differ(buffer, old).any() for buffer, old in zip(floats, self._snapshot.contents, strict=False)]
         values[layout.changed.start : layout.changed.stop] += torch.stack(changed)
 
 
