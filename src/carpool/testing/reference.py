@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.runtime.data.batches import AugmentRandom, to_device
 from carpool.runtime.data.sampler import StepSampler
+from carpool.runtime.data.tensor_rows import makes_batches
 from carpool.runtime.engine.determinism import (
     enable_determinism,
     intra_op_threads,
@@ -252,7 +253,7 @@ def _tree(made: list[_Made | None]) -> _Made | None:
 
 def _batch(training: Training, samples: Any, seed: int, epoch: int, device: torch.device) -> Any:
     data = training.dataset
-    if hasattr(data, "batch"):
+    if makes_batches(data):
         seed_batch(seed, epoch, int(samples[0]))
         batch = data.batch(torch.as_tensor(samples))
     else:
