@@ -242,7 +242,7 @@ def test_a_mirror_is_written_during_replayed_steps() -> None:
     writer.finish()
     assert sent == [Published(9)]
     other.load_state_dict(read_mirror(fd)[1])
-    for parameter, state in other.training.optimizer.state.items():
+    for parameter, state in other.training.whole_optimizer.state.items():
         assert state["momentum_buffer"].stride() == parameter.stride()
     for _ in range(9):
         other.step()

@@ -68,11 +68,11 @@ PLAIN: dict[str, Callable[[], Any]] = {
     "one tensor": lambda: TensorDataset(torch.randn(SIZE, 2)),
     "subset": lambda: Subset(made(), list(range(30, 2, -3))),
     "negative indices": lambda: Subset(made(), [-1, 3, -7]),
-    "subset of a subset": lambda: Subset(Subset(made(), range(5, 35)), np.array([4, 4, 1, 29])),
+    "subset of a subset": lambda: Subset(Subset(made(), range(5, 35)), np.array([4, 4, 1, 29])),  # type: ignore[arg-type]
     "random split": lambda: random_split(made(), [25, 15], torch.Generator().manual_seed(3))[1],
     "concat": lambda: ConcatDataset([made(), Subset(made(7), [3, 1, 2]), made(9, 11)]),
-    "stack": lambda: StackDataset(made(), torch.randn(SIZE, 2)),
-    "named stack": lambda: StackDataset(images=torch.randn(SIZE, 2), labels=torch.arange(SIZE)),
+    "stack": lambda: StackDataset(made(), torch.randn(SIZE, 2)),  # type: ignore[arg-type]
+    "named stack": lambda: StackDataset(images=torch.randn(SIZE, 2), labels=torch.arange(SIZE)),  # type: ignore[arg-type]
     "tensor": lambda: torch.randn(SIZE, 4),
     "array": lambda: np.arange(3 * SIZE, dtype=np.int32).reshape(SIZE, 3),
     "tuples": lambda: [(torch.full((2,), float(i)), i % 3) for i in range(SIZE)],
@@ -116,7 +116,7 @@ class Doubled(TensorDataset):
     """A subclass with code of its own."""
 
     def __getitem__(self, sample: Any) -> Any:
-        return tuple(each * 2 for each in super().__getitem__(sample))
+        return tuple(each * 2 for each in super().__getitem__(sample))  # type: ignore[no-untyped-call]
 
 
 class Jittered(Dataset[Any]):

@@ -25,6 +25,7 @@ from carpool.core.errors import InputError
 from carpool.runtime.compat.vmm import device_view
 from carpool.runtime.data.nested import map_leaves
 from carpool.runtime.data.prefetch import BatchRequest, ReaderPool, RowPrefetcher
+from carpool.runtime.data.sample_stream import SampleStream
 from carpool.runtime.data.tensor_rows import DeviceRows, draws_nothing, makes_batches, same_batch, tensor_rows
 from carpool.runtime.engine.determinism import derive, seed_augment, seed_batch, seed_sample, uniforms
 
@@ -51,6 +52,9 @@ class InputPlan:
     mode: InputMode
     reason: str
     readers: int = 0
+
+
+_STREAMED = InputPlan(InputMode.HOST, "samples are read from a stream by the training process")
 
 
 def plan_input(
@@ -133,10 +137,17 @@ Augment = Callable[[Any, AugmentRandom], Any]
 class HostBatchReader:
     """Reads a batch on the host: rows by index, the dataset's ``batch(indices)``, or sample by sample with collate."""
 
-    def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None,
+        stream: SampleStream | None = None,
+    ) -> None:
         self.dataset = dataset
-        self.rows = tensor_rows(dataset, collate)
-        self.is_map_style = self.rows is None and not makes_batches(dataset)
+        self._stream = stream
+        self.rows = tensor_rows(dataset, collate) if stream is None else None
+        self.is_map_style = self.rows is None and not makes_batches(dataset)  # or a stream
         self._seed = seed
         self._collate = collate or default_collate
         # Seeding takes about 20 µs: skipped where no user code runs.
@@ -147,7 +158,11 @@ class HostBatchReader:
             self.may_draw = collate is not None if self.is_map_style else _is_user_code(type(dataset))
 
     def read(self, epoch: int, samples: NDArray[np.int64]) -> Any:
-        rows = [self._sample(epoch, int(sample)) for sample in samples] if self.is_map_style else []
+        rows: list[Any] = []
+        if self._stream is not None:
+            rows = self._stream.read(epoch, samples)
+        elif self.is_map_style:
+            rows = [self._sample(epoch, int(sample)) for sample in samples]
         if self.may_draw:
             seed_batch(self._seed, epoch, int(samples[0]))
         if self.is_map_style:
@@ -173,17 +188,18 @@ class BatchSource:
         device: torch.device = _CPU,
         workers: int | None = None,
         plan: InputPlan | None = None,
+        stream: SampleStream | None = None,
     ) -> None:
         self._seed = seed
         self._augment = augment
-        self._host_reader = HostBatchReader(dataset, seed, collate)
+        self._host_reader = HostBatchReader(dataset, seed, collate, stream)
         self._rows = self._host_reader.rows
         self._device_rows: DeviceRows | None = None
         self._expected: deque[BatchRequest] = deque()
         self._in_flight: BatchRequest | None = None  # of the prefetcher
         self._prefetcher: RowPrefetcher | None = None
         self._readers: ReaderPool | None = None
-        self.plan = plan or self._choose(device, workers)
+        self.plan = plan or (_STREAMED if stream is not None else self._choose(device, workers))
         self.notes: tuple[str, ...] = () if self.plan.mode is InputMode.HOST else (self.plan.reason,)
         self._uses_rows = self._rows is not None and self.plan.mode in {InputMode.ON_DEVICE, InputMode.PREFETCH}
         self._prepare(device)

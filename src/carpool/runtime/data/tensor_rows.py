@@ -2,7 +2,7 @@
 
 Recognized are carpool's `TensorData`; torch's `TensorDataset`, and `Subset` (also from `random_split`), `ConcatDataset`
 and `StackDataset` of recognized ones; tensors, arrays and lists of samples; Hugging Face datasets with the format torch
-or numpy. A subclass is not, because it may override ``__getitem__``. Reading these draws no random numbers. Batches have
+or numpy. A subclass is not, because it may override ``__getitem__``. They draw no random numbers. Batches have
 the bits, types and strides that collating samples one by one gives; `_matches_samples` compares a few.
 """
 
@@ -112,12 +112,14 @@ def draws_nothing(dataset: Any) -> bool:
     if type(dataset) is StackDataset:
         parts = dataset.datasets
         return all(draws_nothing(part) for part in (parts.values() if isinstance(parts, dict) else parts))
-    return type(dataset) in {TensorDataset, Tensor, np.ndarray, list, tuple}
+    return type(dataset) in {TensorDataset, Tensor, np.ndarray, range, list, tuple}
 
 
 def _recognize(dataset: Any) -> TensorRows | None:
     if type(dataset) is TensorDataset:
         return _of_tensors(dataset.tensors, list(range(len(dataset.tensors))))
+    if type(dataset) is range:
+        return _of_tensors([torch.tensor(dataset)], 0)
     if type(dataset) in {Tensor, np.ndarray}:
         return _of_tensors([torch.as_tensor(dataset)], 0)
     if type(dataset) is Subset:
@@ -212,7 +214,7 @@ def _sample_form(sample: Any) -> Any:
 
 def _of_hugging_face(dataset: Any) -> TensorRows | None:
     """A ``datasets.Dataset`` with the format torch or numpy; the library is not imported here."""
-    if not _is_hugging_face(dataset):
+    if not _is_hugging_face(dataset) or not hasattr(dataset, "__getitem__"):
         return None
     if dataset.format["type"] not in {"torch", "numpy"} or not _has_room(int(dataset.data.nbytes)):
         return None
@@ -226,7 +228,10 @@ def _of_hugging_face(dataset: Any) -> TensorRows | None:
 
 def _is_hugging_face(dataset: Any) -> bool:
     kind = type(dataset)
-    return kind.__name__ == "Dataset" and kind.__module__.partition(".")[0] == "datasets"
+    return f"{kind.__module__}.{kind.__name__}" in {
+        "datasets.arrow_dataset.Dataset",
+        "datasets.iterable_dataset.IterableDataset",
+    }
 
 
 def _has_room(num_bytes: int) -> bool:
