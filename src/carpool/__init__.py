@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import carpool.runtime.data.datasets as datasets
     from carpool.runtime.engine.stop_criteria import Stop
-    from carpool.runtime.engine.training import Training
+    from carpool.runtime.engine.training import Report, Training
     from carpool.runtime.state.digest import digest
     from carpool.runtime.worker.session import session
     from carpool.service.client import Client
 
 __version__ = "0.2.0.dev0"
-__all__ = ["Client", "Stop", "Training", "__version__", "datasets", "digest", "session"]
+__all__ = ["Client", "Report", "Stop", "Training", "__version__", "datasets", "digest", "session"]
 
 # Where the public names live: imported when first used, so that `import carpool` stays light. Client needs no torch.
 _LAZY = {
     "Client": "carpool.service.client",
+    "Report": "carpool.runtime.engine.training",
     "Stop": "carpool.runtime.engine.stop_criteria",
     "Training": "carpool.runtime.engine.training",
     "datasets": "carpool.runtime.data.datasets",

@@ -36,7 +36,7 @@ class FakeCapture:
     def capture(self, work: Callable[[], None], *, starts_step: bool = False) -> CapturedGraph:
         self.captures += 1
         gradients = [parameter.grad for parameter in self._parameters]
-        model, optimizer = self._training.model, self._training.optimizer
+        model, optimizer = self._training.model, self._training.whole_optimizer
         state = [
             *self._parameters,
             *model.buffers(),
@@ -83,5 +83,5 @@ def with_graphs(training: Training, **options: Any) -> tuple[Trainer, FakeCaptur
 def train(trainer: Trainer) -> tuple[str, list[float], list[float]]:
     """Digest, losses and sums of the optimizer's state after a whole training."""
     losses = [done.loss for done in trainer.steps()]
-    state = [tensor.double().sum().item() for tensor in optimizer_tensors(trainer.training.optimizer)]
+    state = [tensor.double().sum().item() for tensor in optimizer_tensors(trainer.training.whole_optimizer)]
     return digest(trainer.training.model), losses, state

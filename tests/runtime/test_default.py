@@ -68,6 +68,7 @@ def _gradient(trainer: Trainer, total: Contribution) -> tuple[torch.Tensor, floa
     layout = trainer.layout
     sums = layout.read_sums(total.values)
     count = total.values[layout.loss + 1] if sums.counted else 1.0
+    assert isinstance(sums.loss, float)
     return total.values[: layout.gradients.stop] / count, sums.loss
 
 

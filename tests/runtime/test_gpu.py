@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 
 from carpool.runtime.data.batches import GatherBuffer
 from carpool.runtime.data.datasets import synthetic
+from carpool.runtime.data.tensor_rows import DeviceRows, TensorRows
 from carpool.runtime.engine.determinism import seed_entry
 from carpool.runtime.engine.forward_backward import Contributions
 from carpool.runtime.engine.stop_criteria import Stop
@@ -206,7 +207,7 @@ def test_a_graph_is_split_at_its_first_fork() -> None:
 
 def test_rows_are_gathered_by_an_index_on_the_host() -> None:
     rows = torch.arange(10.0, device="cuda").view(5, 2)
-    gathering = GatherBuffer([rows], 2)
+    gathering = GatherBuffer(DeviceRows(TensorRows((rows,)), rows.device), 2)
     recorder = CudaGraphCapture(torch.device("cuda", 0))
     gathering.gather()
     replay = recorder.capture(gathering.gather)
@@ -241,7 +242,7 @@ def test_a_mirror_is_written_during_replayed_steps() -> None:
     writer.finish()
     assert sent == [Published(9)]
     other.load_state_dict(read_mirror(fd)[1])
-    for parameter, state in other.training.optimizer.state.items():
+    for parameter, state in other.training.whole_optimizer.state.items():
         assert state["momentum_buffer"].stride() == parameter.stride()
     for _ in range(9):
         other.step()

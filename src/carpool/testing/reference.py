@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.runtime.data.batches import AugmentRandom, to_device
 from carpool.runtime.data.sampler import StepSampler
+from carpool.runtime.data.tensor_rows import makes_batches
 from carpool.runtime.engine.determinism import (
     enable_determinism,
     intra_op_threads,
@@ -27,8 +29,10 @@ from carpool.runtime.engine.determinism import (
     seed_update,
 )
 from carpool.runtime.engine.device_setup import place_training
+from carpool.runtime.engine.optimizer_set import optimizers_of
 from carpool.runtime.engine.stop_criteria import Best
 from carpool.runtime.engine.training import Training, as_metrics
+from carpool.runtime.reduce.shards import split_micro_batches
 from carpool.runtime.state.digest import digest
 
 
@@ -62,9 +66,10 @@ def _run(training: Training, shards: int, seed: int, device: torch.device, max_s
     steps = _Steps(training, shards, seed, device)
     losses: list[float] = []
     metrics: dict[str, float] = {}
+    evaluated: list[float] = []  # by the metric in `best`
     epoch, reason = 0, ""
     while not reason:
-        samples = order.samples(epoch)
+        samples = list(_stream(training, seed, epoch)) if training.is_stream else order.samples(epoch)
         for start in range(0, len(samples), training.batch_size):
             batch = samples[start : start + training.batch_size]
             ends_epoch = start + training.batch_size >= len(samples)
@@ -75,7 +80,7 @@ def _run(training: Training, shards: int, seed: int, device: torch.device, max_s
             if training.evaluate is not None and (due or reason):
                 metrics = _evaluate(training, seed, len(losses))
                 _schedule(training, metrics)
-                reason = reason or training.stop.by_metrics(metrics)
+                reason = reason or training.stop.by_metrics(metrics) or _patience(training, metrics, evaluated)
             if len(losses) == max_steps:
                 reason = "enough"
             if reason:
@@ -94,10 +99,13 @@ class _Steps:
 
     @property
     def _parameters(self) -> list[torch.nn.Parameter]:
-        held = {p for group in self._training.optimizer.param_groups for p in group["params"]}
+        groups = [group for each in optimizers_of(self._training.optimizer) for group in each.param_groups]
+        held = {p for group in groups for p in group["params"]}
         return [p for p in self._training.model.parameters() if p in held and p.requires_grad]
 
     def make(self, samples: Any, step: int, epoch: int, *, ends_epoch: bool) -> float:
+        if self._training.step is not None:
+            return self._custom(samples, step, epoch, ends_epoch=ends_epoch)
         total = self._passes(samples, step, epoch)
         loss = float(total.loss) if total.count is None else float(total.loss) / float(total.count)
         for parameter, gradient, used in zip(self._parameters, total.gradients, total.used, strict=True):
@@ -106,6 +114,16 @@ class _Steps:
         if self._update(step):
             self._follow_up(step, ends_epoch=ends_epoch)
         return loss
+
+    def _custom(self, samples: Any, step: int, epoch: int, *, ends_epoch: bool) -> float:
+        training = self._training
+        assert training.step is not None
+        batch = _batch(training, samples, self._seed, epoch, self._device)
+        seed_pass(self._seed, step, 0)
+        result = training.step(training.model, batch, training.optimizer)
+        self._follow_up(step, ends_epoch=ends_epoch)
+        loss = result[0] if isinstance(result, tuple) else result
+        return float(loss.detach() if isinstance(loss, Tensor) else loss)
 
     def _passes(self, samples: Any, step: int, epoch: int) -> _Made:
         """Run all shards, each from the buffers at the start of the step; leaves the model with the buffers' sum."""
@@ -117,11 +135,15 @@ class _Steps:
             if len(mine) == 0:
                 made.append(None)
                 continue
-            batch = _batch(self._training, mine, self._seed, epoch, self._device)
-            _put_buffers(model, before)
-            seed_pass(self._seed, step, shard)
-            part = len(mine), num_samples
-            made.append(_shard(self._training, batch, part, self._parameters, before, self._scaler))
+            shard_sum: _Made | None = None
+            for number, (start, end) in enumerate(split_micro_batches(0, len(mine), self._training.micro_batch)):
+                batch = _batch(self._training, mine[start:end], self._seed, epoch, self._device)
+                _put_buffers(model, before)
+                seed_pass(self._seed, step, shard, number)
+                part = end - start, num_samples
+                one = _shard(self._training, batch, part, self._parameters, before, self._scaler)
+                shard_sum = one if shard_sum is None else _added(shard_sum, one)
+            made.append(shard_sum)
         total = _tree(made)
         assert total is not None
         _put_buffers(model, before | {name: total.buffers[name] for name in total.changed})
@@ -131,20 +153,23 @@ class _Steps:
         """Apply the gradients; whether they were finite."""
         training, scaler = self._training, self._scaler
         scale = scaler.get_scale()
-        scaler.unscale_(training.optimizer)
+        optimizers = optimizers_of(training.optimizer)
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
         if training.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, training.clip_norm)
         if self._shards > 1:
             seed_update(self._seed, step)
-        scaler.step(training.optimizer)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
         scaler.update()
-        training.optimizer.zero_grad()
+        training.model.zero_grad()
         return scaler.get_scale() >= scale
 
     def _follow_up(self, step: int, *, ends_epoch: bool) -> None:
         training, every = self._training, self._training.schedule_every
-        if training.schedule is not None and (every == "step" or (every == "epoch" and ends_epoch)):
-            training.schedule.step()
+        for schedule in training.schedules if every == "step" or (every == "epoch" and ends_epoch) else ():
+            schedule.step()
         if training.after_update is not None:
             training.after_update(training.model, step + 1)
 
@@ -157,12 +182,20 @@ def _put_buffers(model: torch.nn.Module, values: dict[str, Tensor]) -> None:
 
 def _schedule(training: Training, metrics: dict[str, float]) -> None:
     """Step a scheduler that goes by evaluations."""
-    if training.schedule is None or training.schedule_every != "evaluation":
-        return
-    if isinstance(training.schedule, ReduceLROnPlateau):
-        training.schedule.step(metrics[Best.parse(training.best).metric])
-    else:
-        training.schedule.step()
+    for schedule in training.schedules if training.schedule_every == "evaluation" else ():
+        if isinstance(schedule, ReduceLROnPlateau):
+            schedule.step(metrics[Best.parse(training.best).metric])
+        else:
+            schedule.step()
+
+
+def _patience(training: Training, metrics: dict[str, float], evaluated: list[float]) -> str:
+    """Why training ends without an improvement; empty if it goes on."""
+    if training.stop.patience is None:
+        return ""
+    best = Best.parse(training.best)
+    evaluated.append(metrics[best.metric] if best.larger else -metrics[best.metric])
+    return training.stop.by_patience(len(evaluated) - 1 - evaluated.index(max(evaluated)))
 
 
 @dataclass(slots=True)
@@ -187,8 +220,11 @@ def _shard(
     num_samples, of = part
     model.zero_grad()
     with torch.autocast(next(model.parameters()).device.type, dtype=dtype, enabled=dtype is not None):
+        assert training.loss is not None
         result = training.loss(model, batch)
         count = None
+        if isinstance(result, tuple) and isinstance(result[-1], dict):  # metrics
+            result = result[0] if len(result) == 2 else result[:2]
         if isinstance(result, tuple):
             loss, number = result
             if num_samples == of:
@@ -202,7 +238,7 @@ def _shard(
     share, wide = num_samples / of, _sum_type(model)
     buffers, changed = {}, set()
     for name, buffer in model.named_buffers():
-        if not torch.equal(buffer, before[name]):
+        if not _is_same(buffer, before[name]):
             changed.add(name)
         averaged = _is_averaged(buffer)
         buffers[name] = buffer.to(torch.promote_types(wide, buffer.dtype)) * share if averaged else buffer.clone()
@@ -217,6 +253,11 @@ def _shard(
         loss=loss.detach().to(wide),
         count=count,
     )
+
+
+def _is_same(buffer: Tensor, old: Tensor) -> bool:
+    """Whether two buffers are equal; NaN, which a mask may hold, equals NaN."""
+    return bool(((buffer == old) | ((buffer != buffer) & (old != old))).all())
 
 
 def _is_averaged(buffer: Tensor) -> bool:
@@ -235,6 +276,10 @@ def _tree(made: list[_Made | None]) -> _Made | None:
     left, right = _tree(made[: len(made) // 2]), _tree(made[len(made) // 2 :])
     if left is None or right is None:
         return left or right
+    return _added(left, right)
+
+
+def _added(left: _Made, right: _Made) -> _Made:
     return _Made(
         gradients=[a + b for a, b in zip(left.gradients, right.gradients, strict=True)],
         used=[a or b for a, b in zip(left.used, right.used, strict=True)],
@@ -247,7 +292,12 @@ def _tree(made: list[_Made | None]) -> _Made | None:
 
 def _batch(training: Training, samples: Any, seed: int, epoch: int, device: torch.device) -> Any:
     data = training.dataset
-    if hasattr(data, "batch"):
+    if training.is_stream:
+        first = samples[0][0]
+        seed_batch(seed, epoch, first)
+        batch = (training.collate or torch.utils.data.default_collate)([row for _, row in samples])
+        samples = np.array([position for position, _ in samples])
+    elif makes_batches(data):
         seed_batch(seed, epoch, int(samples[0]))
         batch = data.batch(torch.as_tensor(samples))
     else:
@@ -264,6 +314,21 @@ def _read(data: Any, samples: Any, seed: int, epoch: int) -> Iterator[Any]:
     for sample in samples:
         seed_sample(seed, epoch, int(sample))
         yield data[int(sample)]
+
+
+def _stream(training: Training, seed: int, epoch: int) -> Iterator[tuple[int, Any]]:
+    """The samples of an epoch with their positions."""
+    if hasattr(training.dataset, "set_epoch"):
+        training.dataset.set_epoch(epoch)
+    seed_sample(seed, epoch, 0)
+    stream, position = iter(training.dataset), 0
+    while True:
+        seed_sample(seed, epoch, position)
+        try:
+            yield position, next(stream)
+        except StopIteration:
+            return
+        position += 1
 
 
 def _evaluate(training: Training, seed: int, step: int) -> dict[str, float]:

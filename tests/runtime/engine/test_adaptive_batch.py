@@ -28,7 +28,7 @@ def made(kind: str = "SGD", **options: object) -> carpool.Training:
 
 
 def rate(training: carpool.Training) -> float:
-    return float(training.optimizer.param_groups[0]["lr"])
+    return float(training.whole_optimizer.param_groups[0]["lr"])
 
 
 @pytest.mark.parametrize(("kind", "scaled"), [("SGD", 0.4), ("Adam", 0.2), ("AdamW", 0.2)])
@@ -46,14 +46,14 @@ def test_the_rate_grows_with_the_gain_or_its_square_root(kind: str, scaled: floa
 def test_a_loaded_state_keeps_its_gain() -> None:
     first, second = made(), made()
     scale_learning_rate(first, 4.0)
-    second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+    second.whole_optimizer.load_state_dict(copy.deepcopy(first.whole_optimizer.state_dict()))
     scale_learning_rate(second, 2.0)
     assert rate(second) == pytest.approx(0.2)
 
 
 def test_a_schedule_continues_from_the_scaled_rate() -> None:
     training = made()
-    optimizer = training.optimizer
+    optimizer = training.whole_optimizer
     parts = [LambdaLR(optimizer, lambda step: 1.0 / (1 + step)), StepLR(optimizer, 1, gamma=0.5)]
     whole = SequentialLR(optimizer, parts, milestones=[2])
     object.__setattr__(training, "schedule", whole)

@@ -41,7 +41,7 @@ def trained(training: Any, ranges: tuple[range, ...]) -> tuple[str, list[Any]]:
         trainer.advance(step, sums[0])
     return digest(training.model), [
         value.tolist() if isinstance(value, torch.Tensor) else value
-        for state in training.optimizer.state_dict()["state"].values()
+        for state in training.whole_optimizer.state_dict()["state"].values()
         for value in state.values()
     ]
 
@@ -110,7 +110,7 @@ def test_a_loaded_state_has_the_memory_format_of_the_weights(make_training: Any,
     one.step()
     other.load_state_dict(unpack(b"".join(pack(one.state_dict())), "a file"))
     for trainer in (one, other):
-        for parameter, state in trainer.training.optimizer.state.items():
+        for parameter, state in trainer.training.whole_optimizer.state.items():
             alike = [value for value in state.values() if value.shape == parameter.shape]
             assert alike
             assert all(value.stride() == parameter.stride() for value in alike)
@@ -170,7 +170,7 @@ def test_split_steps_use_fused_kernels(make_training: Any) -> None:
         found = []
         for parts in cuts:
             trainer.step(parts)
-            found.append(trainer.training.optimizer.param_groups[0]["fused"])
+            found.append(trainer.training.whole_optimizer.param_groups[0]["fused"])
         return found
 
     assert forms(Trainer(make_training()), (), (20, 16), (1, 1), ()) == [None, True, True, None]

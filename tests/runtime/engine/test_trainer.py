@@ -79,7 +79,7 @@ def test_resuming_changes_nothing(make_training: Any, tmp_path: Path, case: dict
         assert one.progress.losses == two.progress.losses
         assert one.progress.metrics == two.progress.metrics
         assert one.stop_reason == two.stop_reason
-        assert one.training.optimizer.param_groups[0]["lr"] == two.training.optimizer.param_groups[0]["lr"]
+        assert one.training.whole_optimizer.param_groups[0]["lr"] == two.training.whole_optimizer.param_groups[0]["lr"]
 
 
 def test_non_persistent_buffers_are_restored(make_training: Any) -> None:

@@ -23,10 +23,11 @@ OTHER = nn.Linear(6, 3)
         ({"batch_size": 0}, r"Training\(batch_size=0\).* at least 1"),
         ({"batch_size": 2.5}, r"Training\(batch_size=2\.5\)"),
         ({"stop": None}, r"Training\(stop=…\) is missing.*carpool\.Stop"),
-        ({"loss": None}, r"Training\(loss=…\) is missing"),
+        ({"loss": None}, "neither of loss and step"),
         ({"loss": 3}, r"Training\(loss=…\) is a int"),
         ({"evaluate": 3}, r"Training\(evaluate=…\) is a int"),
-        ({"dataset": iter([1])}, "has no length or cannot be indexed.*map-style"),
+        ({"dataset": object()}, "neither be indexed nor iterated.*map-style"),
+        ({"dataset": iter([1])}, "only once.*IterableDataset"),
         (
             {"optimizer": lambda p: torch.optim.SGD(OTHER.parameters(), lr=1)},
             "2 of the 2 parameters of SGD",

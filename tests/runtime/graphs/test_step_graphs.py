@@ -19,7 +19,9 @@ from carpool.runtime.engine.stop_criteria import Stop
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.errors import Diverged
 from carpool.runtime.graphs.captured_step import NonStaticBatch, batch_signature, fill_static, static_copy
+from carpool.runtime.graphs.verification import tensors_equal
 from carpool.runtime.state.digest import digest
+from carpool.testing.reference import plain_loop
 from tests.runtime.fake_capture import REPLAYED, FakeCapture, train, with_graphs
 
 CASES: dict[str, dict[str, Any]] = {
@@ -266,3 +268,58 @@ def test_augmented_or_finished_rows_are_not_gathered_by_the_graph(make_training:
     finishing = TensorData(*data.tensors, finish=lambda rows: rows)
     assert BatchSource(finishing, seed=0, plan=plan).gather_buffer(4) is None
     assert BatchSource(data, seed=0).gather_buffer(4) is None
+
+
+class Masked(nn.Module):
+    """Holds a causal mask of −inf, a table with NaN, and a buffer that changes beside a −inf that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.mask: torch.Tensor
+        self.seen: torch.Tensor
+        self.register_buffer("mask", torch.full((6, 6), float("-inf")).triu(1))
+        self.register_buffer("table", torch.tensor([0.1, float("nan"), float("inf")]))
+        self.register_buffer("seen", torch.tensor([0.1, float("-inf")]))
+        self.body = nn.Linear(6, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen[0] += inputs.detach().mean()
+        weights = (inputs[:, :, None] * inputs[:, None, :] + self.mask).softmax(-1)
+        return self.body((weights @ inputs[:, :, None]).squeeze(-1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_buffers_with_infinities_and_nan_are_captured(make_training: Any, tolerant: bool) -> None:
+    trainer, capture, graphs = with_graphs(make_training(model=Masked(), batch_size=50, stop=Stop(epochs=4)))
+    if tolerant:  # as after an operation without a deterministic form, such as SDPA's backward pass on a GPU
+        trainer.nondeterministic_ops.operations.append("some operation")
+    for _ in trainer.steps():
+        pass
+    assert graphs.eager_reason == ""
+    assert capture.replays > 8
+
+
+def test_a_replay_that_moves_an_infinity_is_detected() -> None:
+    finite, inf, nan = torch.ones(3), torch.tensor([1.0, float("inf"), 1.0]), torch.tensor([1.0, float("nan"), 1.0])
+    for one, two in ((finite, inf), (inf, finite), (inf, -inf), (finite, nan), (nan, finite), (inf, nan)):
+        assert not tensors_equal([one], [two])
+        assert not tensors_equal([one], [two], tolerant=True)
+    for same in (finite, inf, nan):
+        assert tensors_equal([same], [same.clone()])
+        assert tensors_equal([same], [same.clone()], tolerant=True)
+    assert tensors_equal([inf], [inf + torch.tensor([1e-4, 0, 0])], tolerant=True)
+
+
+@pytest.mark.parametrize("shards", [1, 4, 8])
+def test_buffers_with_infinities_and_nan_are_exact(make_training: Any, shards: int) -> None:
+    training = make_training(model=Masked())
+    trainer = Trainer(training, exact=True, shards=shards)
+    for _ in trainer.steps():
+        pass
+    reference = plain_loop(make_training(model=Masked()), shards=shards)
+    assert digest(training.model) == reference.digest
+    found = dict(training.model.named_buffers())
+    for name, buffer in Masked().named_buffers():
+        kept = slice(1, None) if name == "seen" else slice(None)
+        assert torch.equal(found[name][kept].nan_to_num(nan=7.0), buffer[kept].nan_to_num(nan=7.0))

@@ -88,6 +88,7 @@ def test_part_norms_are_those_of_the_parts_own_gradients(make_training: MakeTrai
     expected = []
     for start, end in step.bounds:
         model.zero_grad()
+        assert training.loss is not None
         training.loss(model, data.batch(torch.from_numpy(step.draw.samples[start:end]))).backward()
         expected.append(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None))
     sizes, norms, total = probe._part_norms(trainer)

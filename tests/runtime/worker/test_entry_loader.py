@@ -54,8 +54,8 @@ def folder(tmp_path: Path) -> Path:
 def test_an_entry_is_called_with_its_arguments(folder: Path) -> None:
     training = load_training("digits.py:mlp", {"lr": 0.25, "width": 5}, folder=folder)
     assert isinstance(training, Training)
-    assert training.optimizer.param_groups[0]["lr"] == 0.25
-    assert load_training("digits.py:mlp", folder=folder).optimizer.param_groups[0]["lr"] == 0.5
+    assert training.whole_optimizer.param_groups[0]["lr"] == 0.25
+    assert load_training("digits.py:mlp", folder=folder).whole_optimizer.param_groups[0]["lr"] == 0.5
     assert load_training("digits.py:anything", {"width": 3}, folder=folder).batch_size == 8
     assert load_training(f"{folder}/digits.py:mlp").batch_size == 8
 

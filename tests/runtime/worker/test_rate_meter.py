@@ -11,7 +11,7 @@ def reports(meter: RateMeter, clock: list[float], seconds: list[float]) -> list[
     made = []
     for step, duration in enumerate(seconds, start=1):
         clock[0] += duration
-        report = meter.count(StepDone(step, 0, 0.5, 4), {})
+        report = meter.count(StepDone(step, 0, 0.5, 4), dict)
         if report is not None:
             made.append((report.step, report.steps_per_s, report.probed))
     return made

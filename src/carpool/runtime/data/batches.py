@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -23,9 +23,10 @@ from torch.utils.data import default_collate
 
 from carpool.core.errors import InputError
 from carpool.runtime.compat.vmm import device_view
-from carpool.runtime.data.datasets import TensorData
 from carpool.runtime.data.nested import map_leaves
 from carpool.runtime.data.prefetch import BatchRequest, ReaderPool, RowPrefetcher
+from carpool.runtime.data.sample_stream import SampleStream
+from carpool.runtime.data.tensor_rows import DeviceRows, draws_nothing, makes_batches, same_batch, tensor_rows
 from carpool.runtime.engine.determinism import derive, seed_augment, seed_batch, seed_sample, uniforms
 
 DATA_FRACTION = 0.25  # of free device memory that data may use; models, activations and other jobs need the rest
@@ -53,6 +54,9 @@ class InputPlan:
     readers: int = 0
 
 
+_STREAMED = InputPlan(InputMode.HOST, "samples are read from a stream by the training process")
+
+
 def plan_input(
     *, on_gpu: bool, row_bytes: int | None, free_bytes: int, is_map_style: bool, readers: int | None = None
 ) -> InputPlan:
@@ -76,8 +80,10 @@ def plan_input(
 class GatherBuffer:
     """A static batch that a captured graph gathers from rows in device memory."""
 
-    def __init__(self, tensors: Sequence[Tensor], count: int) -> None:
+    def __init__(self, source: DeviceRows, count: int) -> None:
+        tensors = source.rows.tensors
         device = tensors[0].device
+        self._source = source
         self._tensors = tensors
         self._host_index = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._mapped_index = self._host_index
@@ -85,10 +91,12 @@ class GatherBuffer:
             with contextlib.suppress(RuntimeError):  # without a mapping the index is copied
                 self._mapped_index = device_view(device, self._host_index)
         self._index = torch.zeros(count, dtype=torch.int64, device=device)
-        self.batch = tuple(rows.new_empty((count, *rows.shape[1:])) for rows in tensors)
+        self._gathered = tuple(rows.new_empty((count, *rows.shape[1:])) for rows in tensors)
+        self.batch = source.rows.pack(self._gathered)
 
     def set_samples(self, samples: NDArray[np.int64]) -> None:
         """Set the samples of the next `gather`; the last one must have finished."""
+        self._source.refresh()
         self._host_index.numpy()[:] = samples
 
     def gather(self) -> None:
@@ -96,7 +104,7 @@ class GatherBuffer:
             torch.add(self._mapped_index, 0, out=self._index)  # a kernel, not a copy
         else:
             self._index.copy_(self._mapped_index, non_blocking=True)
-        for rows, target in zip(self._tensors, self.batch, strict=True):
+        for rows, target in zip(self._tensors, self._gathered, strict=True):
             torch.index_select(rows, 0, self._index, out=target)
 
 
@@ -127,24 +135,43 @@ Augment = Callable[[Any, AugmentRandom], Any]
 
 
 class HostBatchReader:
-    """Reads a batch on the host: by the dataset's ``batch(indices)``, or sample by sample with collate."""
+    """Reads a batch on the host: rows by index, the dataset's ``batch(indices)``, or sample by sample with collate."""
 
-    def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None,
+        stream: SampleStream | None = None,
+    ) -> None:
         self.dataset = dataset
-        self.is_map_style = not hasattr(dataset, "batch")
+        self._stream = stream
+        self.rows = tensor_rows(dataset, collate) if stream is None else None
+        self.is_map_style = self.rows is None and not makes_batches(dataset)  # or a stream
         self._seed = seed
         self._collate = collate or default_collate
-        # Seeding takes about 20 µs: skipped where only carpool's datasets and torch's collate run.
-        self.may_draw = collate is not None if self.is_map_style else _has_user_code(dataset)
+        # Seeding takes about 20 µs: skipped where no user code runs.
+        self._samples_may_draw = not draws_nothing(dataset)
+        if self.rows is not None:
+            self.may_draw = self.rows.finish is not None and _is_user_code(self.rows.finish)
+        else:
+            self.may_draw = collate is not None if self.is_map_style else _is_user_code(type(dataset))
 
     def read(self, epoch: int, samples: NDArray[np.int64]) -> Any:
-        rows = [self._sample(epoch, int(sample)) for sample in samples] if self.is_map_style else []
+        rows: list[Any] = []
+        if self._stream is not None:
+            rows = self._stream.read(epoch, samples)
+        elif self.is_map_style:
+            rows = [self._sample(epoch, int(sample)) for sample in samples]
         if self.may_draw:
             seed_batch(self._seed, epoch, int(samples[0]))
-        return self._collate(rows) if self.is_map_style else self.dataset.batch(torch.from_numpy(samples))
+        if self.is_map_style:
+            return self._collate(rows)
+        return (self.rows or self.dataset).batch(torch.from_numpy(samples))
 
     def _sample(self, epoch: int, sample: int) -> Any:
-        seed_sample(self._seed, epoch, sample)
+        if self._samples_may_draw:
+            seed_sample(self._seed, epoch, sample)
         return self.dataset[sample]
 
 
@@ -161,16 +188,18 @@ class BatchSource:
         device: torch.device = _CPU,
         workers: int | None = None,
         plan: InputPlan | None = None,
+        stream: SampleStream | None = None,
     ) -> None:
         self._seed = seed
         self._augment = augment
-        self._host_reader = HostBatchReader(dataset, seed, collate)
-        self._rows: TensorData | None = dataset if type(dataset) is TensorData else None
+        self._host_reader = HostBatchReader(dataset, seed, collate, stream)
+        self._rows = self._host_reader.rows
+        self._device_rows: DeviceRows | None = None
         self._expected: deque[BatchRequest] = deque()
         self._in_flight: BatchRequest | None = None  # of the prefetcher
         self._prefetcher: RowPrefetcher | None = None
         self._readers: ReaderPool | None = None
-        self.plan = plan or self._choose(device, workers)
+        self.plan = plan or (_STREAMED if stream is not None else self._choose(device, workers))
         self.notes: tuple[str, ...] = () if self.plan.mode is InputMode.HOST else (self.plan.reason,)
         self._uses_rows = self._rows is not None and self.plan.mode in {InputMode.ON_DEVICE, InputMode.PREFETCH}
         self._prepare(device)
@@ -199,21 +228,23 @@ class BatchSource:
 
     def gather_buffer(self, count: int) -> GatherBuffer | None:
         """A buffer to gather so many samples in a captured graph; None if batches are more than rows on the device."""
-        rows = self._rows
-        if self.plan.mode is not InputMode.ON_DEVICE or rows is None or rows.finish or self._augment is not None:
+        source = self._device_rows
+        if source is None or source.rows.finish or self._augment is not None:
             return None
-        return GatherBuffer(rows.tensors, count)
+        return GatherBuffer(source, count)
 
     def _gather(self, epoch: int, samples: NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...]:
         assert self._rows is not None
         index = torch.from_numpy(samples)
-        if self._prefetcher is None:  # the rows are on the device
+        if self._device_rows is not None:
+            self._device_rows.refresh()
             index = index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
-            return tuple([rows.index_select(0, index) for rows in self._rows.tensors])
+            return self._device_rows.rows.gather(index)
+        assert self._prefetcher is not None
         if self._in_flight is not None and self._in_flight.matches(epoch, samples):
             batch = self._prefetcher.take()
         else:
-            batch = tuple(rows.index_select(0, index).to(device) for rows in self._rows.tensors)
+            batch = tuple(rows.to(device) for rows in self._rows.gather(index))
         self._prefetch_after(epoch, samples)
         return batch
 
@@ -221,15 +252,16 @@ class BatchSource:
         self._in_flight = None
         while self._expected and not self._expected.popleft().matches(epoch, samples):
             pass
-        if self._expected and self._prefetcher is not None:
+        if self._expected and self._prefetcher is not None and self._rows is not None:
             self._in_flight = self._expected[0]
-            self._prefetcher.gather(torch.from_numpy(self._in_flight.samples))
+            self._prefetcher.gather(self._rows.rows_of(torch.from_numpy(self._in_flight.samples)))
 
     def _finish(self, rows: tuple[Tensor, ...], epoch: int, samples: NDArray[np.int64]) -> Any:
         assert self._rows is not None
         if self._host_reader.may_draw:
             seed_batch(self._seed, epoch, int(samples[0]))
-        return self._rows.finish(rows) if self._rows.finish else rows
+        batch = self._rows.pack(rows)
+        return self._rows.finish(batch) if self._rows.finish else batch
 
     def _augmented(self, batch: Any, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
         if self._augment is None:
@@ -244,26 +276,26 @@ class BatchSource:
         on_gpu = device.type == "cuda"
         return plan_input(
             on_gpu=on_gpu,
-            row_bytes=None if self._rows is None else sum(rows.nbytes for rows in self._rows.tensors),
+            row_bytes=None if self._rows is None else self._rows.num_bytes,
             free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else 0,
             is_map_style=self._host_reader.is_map_style,
             readers=workers,
         )
 
     def _prepare(self, device: torch.device) -> None:
-        host_rows, mode = self._rows, self.plan.mode
+        rows, mode = self._rows, self.plan.mode
         if mode is InputMode.READERS:
             self._readers = ReaderPool(self._host_reader.read, self.plan.readers)
             weakref.finalize(self, self._readers.close)
-        elif mode is InputMode.ON_DEVICE and host_rows is not None:
-            self._rows = host_rows.to(device)
-        elif mode is InputMode.PREFETCH and host_rows is not None:
-            self._prefetcher = RowPrefetcher(host_rows.tensors, device)
+        elif mode is InputMode.ON_DEVICE and rows is not None:
+            self._device_rows = DeviceRows(rows, device)
+        elif mode is InputMode.PREFETCH and rows is not None:
+            self._prefetcher = RowPrefetcher(rows.tensors, device)
         if mode in {InputMode.ON_DEVICE, InputMode.PREFETCH} and not self._matches_host(device):
             self.plan = InputPlan(
                 InputMode.HOST, "batches are made on the host: made on the device they differ in bits"
             )
-            self._rows, self._prefetcher, self._uses_rows, self.notes = host_rows, None, False, (self.plan.reason,)
+            self._device_rows, self._prefetcher, self._uses_rows, self.notes = None, None, False, (self.plan.reason,)
 
     def _matches_host(self, device: torch.device) -> bool:
         if self._augment is None and (self._rows is None or self._rows.finish is None):
@@ -274,27 +306,12 @@ class BatchSource:
         except (RuntimeError, TypeError, ValueError):  # user code that assumes a batch on the host
             return False
         host_batch = self._augmented(self._host_reader.read(0, samples), 0, samples, _CPU)
-        return _equal(batch, to_device(host_batch, device))
+        return same_batch(batch, to_device(host_batch, device))
 
 
-def _has_user_code(dataset: Any) -> bool:
-    """Whether the dataset, or the function that finishes its rows, is not carpool's."""
-    own = "carpool.runtime.data.datasets"
-    if not type(dataset).__module__.startswith(own):
-        return True
-    finish = getattr(dataset, "finish", None)
-    return finish is not None and not str(getattr(finish, "__module__", "")).startswith(own)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two batches are bitwise equal."""
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return bool(one == other)
+def _is_user_code(function: Any) -> bool:
+    """Whether a class or function is not one of carpool's datasets."""
+    return not str(getattr(function, "__module__", "")).startswith("carpool.runtime.data.datasets")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

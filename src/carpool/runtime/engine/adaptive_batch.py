@@ -16,6 +16,7 @@ from torch import Tensor
 
 from carpool.predictors.loss.gradient_noise import NoiseScale
 from carpool.runtime.compat.torch_api import nested_schedules
+from carpool.runtime.engine.optimizer_set import optimizers_of
 
 if TYPE_CHECKING:
     from carpool.runtime.engine.trainer import Trainer
@@ -71,7 +72,7 @@ def _squared_norm(values: Tensor) -> float:
 
 def apply_batch_size(trainer: Trainer, proceed: Proceed, own: int, *, per_device: bool) -> None:
     """Set the batch size and learning-rate gain that the executor ordered; ``own`` is the training's batch size."""
-    most = trainer.training.num_samples
+    most = trainer.training.num_samples or own * proceed.size  # a stream has no length
     batch_size = proceed.batch_size or (min(own * proceed.size, most) if per_device else 0)
     if batch_size and batch_size != trainer.batch_size:
         trainer.resize_batch(batch_size)
@@ -80,7 +81,12 @@ def apply_batch_size(trainer: Trainer, proceed: Proceed, own: int, *, per_device
 
 def scale_learning_rate(training: Training, gain: float) -> None:
     """Make a step count for `gain` steps with the training's own batch; 0 changes nothing."""
-    optimizer, schedule = training.optimizer, training.schedule
+    for optimizer in optimizers_of(training.optimizer):
+        schedules = [schedule for schedule in training.schedules if schedule.optimizer is optimizer]
+        _scale_learning_rate(optimizer, schedules, gain)
+
+
+def _scale_learning_rate(optimizer: torch.optim.Optimizer, schedules: Sequence[Any], gain: float) -> None:
     factors = [gain / group.get(_GAIN, 1.0) for group in optimizer.param_groups]
     if not gain or all(factor == 1.0 for factor in factors):
         return
@@ -90,16 +96,15 @@ def scale_learning_rate(training: Training, gain: float) -> None:
         group[_GAIN] = gain
         _multiply(group, "lr", factor)
         _multiply(group, "initial_lr", factor)
-    for part in _schedules(schedule):
+    for part in [part for schedule in schedules for part in _schedules(schedule)]:
         if len(rates := getattr(part, "base_lrs", [])) == len(factors):
             part.base_lrs = [rate * factor for rate, factor in zip(rates, factors, strict=True)]
 
 
 def _schedules(schedule: Any) -> Iterator[Any]:
-    if schedule is not None:
-        yield schedule
-        for part in nested_schedules(schedule):
-            yield from _schedules(part)
+    yield schedule
+    for part in nested_schedules(schedule):
+        yield from _schedules(part)
 
 
 def _multiply(group: dict[str, Any], name: str, factor: float) -> None:

@@ -20,7 +20,7 @@ def place_training(training: Training, device: torch.device) -> None:
     for thing in training.state.values():
         if isinstance(thing, nn.Module):
             thing.to(device)
-    normalize_optimizer(training.optimizer, device)
+    normalize_optimizer(training.whole_optimizer, device)
 
 
 def _materialize_expanded_buffers(model: nn.Module) -> None:

@@ -55,11 +55,33 @@ class Contribution:
         return self
 
 
+class PendingLoss:
+    """A loss being copied to the host during the backward pass, so that the GPU never idles between steps."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self._value = loss.detach()
+        self._copied: torch.cuda.Event | None = None
+        if loss.is_cuda:
+            self._value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss.detach(), non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether reading it may wait for the device."""
+        return self._copied is not None
+
+    def value(self) -> float:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._value.item()
+
+
 class StepSums(NamedTuple):
     """What the host reads of the sum of all contributions, in one device synchronization."""
 
     used: list[bool]  # parameters that got a gradient
-    loss: float
+    loss: float | PendingLoss  # pending: it is read one step late
     finite: bool  # whether all gradients are finite
     counted: bool  # the loss came as (sum, count): gradients must still be divided by the count
 
@@ -159,6 +181,14 @@ class FlatLayout:
         for ref, buffer in zip(self.buffer_refs, buffers, strict=True):
             ref.buffers[ref.key] = buffer
         copy_tensors(buffers, contents)
+
+
+def differ(one: Tensor, two: Tensor) -> Tensor:
+    """Which elements of two tensors differ; NaN equals NaN, and infinities of one sign are equal.
+
+    Never by subtraction: a causal mask holds −inf, and inf − inf is NaN.
+    """
+    return (one != two) & ~((one != one) & (two != two))
 
 
 def as_real(tensor: Tensor) -> Tensor:

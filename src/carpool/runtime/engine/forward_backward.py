@@ -12,16 +12,18 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from carpool.runtime.compat.torch_api import foreach_add_, foreach_copy_, foreach_mul_
 from carpool.runtime.data.batches import BatchSource
+from carpool.runtime.data.sample_stream import SampleStream
 from carpool.runtime.data.sampler import Draw
 from carpool.runtime.engine.determinism import seed_pass
-from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, as_real
+from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, PendingLoss, as_real, differ
 from carpool.runtime.engine.optimizer_step import LossScale
 from carpool.runtime.engine.pass_guards import BufferSnapshot, MutationGuard
 from carpool.runtime.engine.training import Training
@@ -74,7 +76,14 @@ class LaunchObserver(Protocol):
 class ForwardBackward:
     """Computes the contributions of pieces and leaves the model unchanged, so that a failed step can be repeated."""
 
-    def __init__(self, training: Training, layout: FlatLayout, seed: int, scale: LossScale | None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        layout: FlatLayout,
+        seed: int,
+        scale: LossScale | None,
+        stream: SampleStream | None = None,
+    ) -> None:
         self._training = training
         self._layout = layout
         self._seed = seed
@@ -85,6 +94,8 @@ class ForwardBackward:
         self._autocast_dtype = training.autocast_dtype
         self._sparse_checked = False
         self.observer: LaunchObserver | None = None
+        self.metrics: StepMetrics = {}  # that the loss of the last step returned
+        self._metric_sums = MetricSums()
         self.batches = BatchSource(
             training.dataset,
             seed=seed,
@@ -92,6 +103,7 @@ class ForwardBackward:
             collate=training.collate,
             device=layout.device,
             workers=training.workers,
+            stream=stream,
         )
 
     def contribute(self, step: Step, pieces: range, slots: ContributionSlots | None = None) -> Contributions:
@@ -100,6 +112,7 @@ class ForwardBackward:
         ``slots`` is the memory for each of these subtrees, so that no copy is needed.
         """
         self._snapshot.take()
+        self._metric_sums = MetricSums()
         adder: TreeAdder[Contribution] = TreeAdder(add_contributions)
         free = {} if slots is None else {piece: slots[node] for node in slots for piece in node.shards}
         for piece in pieces:
@@ -107,6 +120,7 @@ class ForwardBackward:
             if contribution is not None and piece in free:  # a subtree is summed into the slot of its first piece
                 free = {other: slot for other, slot in free.items() if slot is not free[piece]}
             adder.put(Subtree(0, piece), contribution)
+        self.metrics = self._metric_sums.means()
         return adder.held
 
     def fetch_batch(self, step: Step) -> Any:
@@ -118,6 +132,18 @@ class ForwardBackward:
         The result is bitwise that of `contribute`, without the flat vector. After an error or a non-finite loss the
         model is restored.
         """
+        pending = self.launch_single_pass(batch, number)
+        try:
+            value = pending.value()
+        except BaseException:
+            self._restore()
+            raise
+        if not math.isfinite(value):
+            self._restore()
+        return value
+
+    def launch_single_pass(self, batch: Any, number: int) -> PendingLoss:
+        """Like `single_pass`, without waiting for the loss; the caller checks that it is finite."""
         self._snapshot.take()
         self.seed(number)
         self.clear_gradients()
@@ -127,13 +153,10 @@ class ForwardBackward:
             self.backward(loss)
             self._snapshot.check_shapes()
             self.after_launch()
-            value = pending.value()
         except BaseException:
             self._restore()
             raise
-        if not math.isfinite(value):
-            self._restore()
-        return value
+        return pending
 
     def before_launch(self) -> None:
         if self.observer is not None:
@@ -151,8 +174,12 @@ class ForwardBackward:
     def forward(self, batch: Any) -> Tensor:
         """The loss of a step that is one piece."""
         with self._autocast():
-            loss, count = read_loss(self._training.loss(self._training.model, batch))
+            loss, count, self.metrics = self._loss(batch)
             return loss if count is None else loss / count
+
+    def _loss(self, batch: Any) -> LossParts:
+        assert self._training.loss is not None, "a training with a step of its own has no loss"
+        return read_loss(self._training.loss(self._training.model, batch))
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -210,7 +237,8 @@ class ForwardBackward:
     def _weighted_backward(self, batch: Any, num_samples: int, of: int, values: Tensor) -> None:
         """Differentiate this micro-batch's part of the step's loss, and add the loss to the vector."""
         with self._autocast():
-            loss, count = read_loss(self._training.loss(self._training.model, batch))
+            loss, count, metrics = self._loss(batch)
+            self._metric_sums.add(metrics, num_samples)
             if count is None:
                 part = loss if num_samples == of else loss * (num_samples / of)
             else:
@@ -264,25 +292,8 @@ class ForwardBackward:
             return
         if not accumulate:
             foreach_mul_(views, weight)
-        changed = [(buffer != old).any() for buffer, old in zip(floats, self._snapshot.contents, strict=False)]
+        changed = [differ(buffer, old).any() for buffer, old in zip(floats, self._snapshot.contents, strict=False)]
         values[layout.changed.start : layout.changed.stop] += torch.stack(changed)
-
-
-class PendingLoss:
-    """A loss being copied to the host during the backward pass, so that the GPU never idles between steps."""
-
-    def __init__(self, loss: Tensor) -> None:
-        self._value = loss
-        self._copied: torch.cuda.Event | None = None
-        if loss.is_cuda:
-            self._value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss.detach(), non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
-
-    def value(self) -> float:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._value.item()
 
 
 def add_contributions(left: Contribution, right: Contribution) -> Contribution:
@@ -291,26 +302,67 @@ def add_contributions(left: Contribution, right: Contribution) -> Contribution:
     return left
 
 
-def read_loss(result: Any) -> tuple[Tensor, Tensor | float | None]:
-    """Split the result of ``loss`` into a scalar and, for (sum, count), the count."""
+StepMetrics = Mapping[str, Any]  # name -> number or tensor of one element, read when they are reported
+
+
+class LossParts(NamedTuple):
+    """The result of ``loss``."""
+
+    loss: Tensor  # a scalar
+    num_counted: Tensor | float | None = None  # None: the loss is a mean over the samples
+    metrics: StepMetrics = MappingProxyType({})
+
+
+class MetricSums:
+    """Averages the metrics of several passes, weighted by their samples, without reading them."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._num_samples = 0
+
+    def add(self, metrics: StepMetrics, num_samples: int) -> None:
+        self._num_samples += num_samples
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value * num_samples
+
+    def means(self) -> StepMetrics:
+        return {name: total / self._num_samples for name, total in self._sums.items()}
+
+
+def read_loss(result: Any) -> LossParts:
+    """Split the result of ``loss`` into a scalar, for (sum, count) the count, and the metrics that may follow."""
     if isinstance(result, Tensor) and result.ndim == 0 and result.requires_grad:
-        return result, None
+        return LossParts(result)
     loss, count = result, None
-    way_out = "Return the mean over the batch's samples, or (sum, count)."
+    metrics: StepMetrics = {}
+    way_out = "Return the mean over the batch's samples, or (sum, count); {name: tensor} may follow."
     if isinstance(result, tuple | list):
-        if len(result) != 2:
+        values = list(result)
+        if values and isinstance(values[-1], Mapping):
+            metrics = detached(values.pop())
+        if not 1 <= len(values) <= 2:
             raise TrainingError(f"loss returned {len(result)} values. {way_out}")
-        loss, count = result
-        if isinstance(count, Tensor):
-            if count.numel() != 1:
-                raise TrainingError(f"loss returned a count of shape {tuple(count.shape)}. {way_out}")
-            count = count.detach().reshape(())
-        elif isinstance(count, bool) or not isinstance(count, int | float):
-            raise TrainingError(f"loss returned a count that is a {type(count).__name__}. {way_out}")
+        loss = values[0]
+        count = _read_count(values[1], way_out) if len(values) == 2 else None
     if not isinstance(loss, Tensor):
         raise TrainingError(f"loss returned a {type(loss).__name__}. {way_out}")
     if loss.numel() != 1:
         raise TrainingError(f"loss returned a tensor of shape {tuple(loss.shape)}. {way_out}")
     if not loss.requires_grad:
         raise TrainingError("loss returned a tensor that does not depend on the model's parameters; was it detached?")
-    return loss.reshape(()), count
+    return LossParts(loss.reshape(()), count, metrics)
+
+
+def _read_count(count: Any, way_out: str) -> Tensor | float:
+    if isinstance(count, Tensor):
+        if count.numel() != 1:
+            raise TrainingError(f"loss returned a count of shape {tuple(count.shape)}. {way_out}")
+        return count.detach().reshape(())
+    if isinstance(count, bool) or not isinstance(count, int | float):
+        raise TrainingError(f"loss returned a count that is a {type(count).__name__}. {way_out}")
+    return count
+
+
+def detached(metrics: Mapping[str, Any]) -> StepMetrics:
+    """Metrics without their autograd graphs."""
+    return {str(name): value.detach() if isinstance(value, Tensor) else value for name, value in metrics.items()}

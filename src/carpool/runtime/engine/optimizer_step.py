@@ -17,6 +17,7 @@ from torch import Tensor
 
 from carpool.runtime.engine.determinism import intra_op_threads
 from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, StepSums
+from carpool.runtime.engine.optimizer_set import optimizers_of
 from carpool.runtime.engine.training import Training
 from carpool.runtime.graphs.verification import optimizer_tensors
 
@@ -75,6 +76,11 @@ def normalize_optimizer(optimizer: torch.optim.Optimizer, device: torch.device, 
     capturable (SGD) keeps a float, because reading a tensor would synchronize in every step. ``fused`` permits the
     fused CPU kernel of Adam, which takes a third of the time and rounds slightly differently.
     """
+    for part in optimizers_of(optimizer):
+        _normalize_one(part, device, fused=fused)
+
+
+def _normalize_one(optimizer: torch.optim.Optimizer, device: torch.device, *, fused: bool) -> None:
     _move_state(optimizer)
     cuda = device.type == "cuda"
     for group in optimizer.param_groups:
@@ -146,11 +152,11 @@ class OptimizerStep:
     """Applies a step's gradient to the model."""
 
     def __init__(self, training: Training, layout: FlatLayout, scale: LossScale | None) -> None:
-        self.optimizer = training.optimizer
+        self.optimizer = training.whole_optimizer
         self._clip_norm = training.clip_norm
         self._layout = layout
         self._scale = scale
-        self._is_elementwise = type(training.optimizer) in _ELEMENTWISE
+        self._is_elementwise = all(type(each) in _ELEMENTWISE for each in optimizers_of(self.optimizer))
         self._is_fused = False
         self.threads: int | None = None  # intra-op threads common to all ranks that update the same weights
         self.step_s = 0.0  # duration of the optimizer's last step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from carpool.core.errors import InputError
 from carpool.runtime.data.prefetch import BatchRequest
+from carpool.runtime.data.sample_stream import SampleStream
 from carpool.runtime.data.sampler import Cursor, StepSampler, batch_lengths
 from carpool.runtime.engine.forward_backward import Step
 from carpool.runtime.engine.training import Training
@@ -14,7 +15,8 @@ class StepSource:
     """Yields steps split into `shards` (exact mode), or with None into one part per device (default mode)."""
 
     def __init__(self, training: Training, seed: int, shards: int | None) -> None:
-        self._sampler = StepSampler(training.num_samples, seed, training.shuffle)
+        self.stream = SampleStream(training.dataset, seed) if training.is_stream else None
+        self._sampler = self.stream or StepSampler(training.num_samples, seed, training.shuffle)
         self._shards = shards
         self._batch_norms = training.batch_norms
         self._split_key: tuple[int, tuple[int, ...]] = (0, ())  # samples and parts of the last step
@@ -40,6 +42,8 @@ class StepSource:
 
     def check_batch_size(self, batch_size: int, offset: int) -> None:
         size = self._sampler.size
+        if self.stream is not None and batch_size >= 1:
+            return  # how long the last batch of an epoch is, only reading shows
         if not 1 <= batch_size <= size:
             raise InputError(
                 f"batch size {batch_size}; the dataset has {size} samples", way_out="Set a smaller batch size."

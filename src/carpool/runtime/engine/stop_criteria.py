@@ -16,8 +16,13 @@ _GOAL = re.compile(r"\s*(?P<metric>[^<>=]*[^<>=\s])\s*(?P<sign>>=|<=)\s*(?P<valu
 class Stop:
     """When a training ends: as soon as one of these conditions holds.
 
-    ``target_loss``: the mean loss of the last ``window`` steps is at most this. ``target_metric``: a metric returned by
-    ``evaluate`` satisfies a condition such as ``"accuracy >= 0.97"``.
+    Args:
+        epochs: So many passes over the dataset are done.
+        steps: So many steps are done.
+        target_loss: The mean loss of the last ``window`` steps is at most this.
+        window: Steps in the mean that is compared with ``target_loss``.
+        target_metric: A metric of ``evaluate`` satisfies a condition, such as ``"accuracy >= 0.97"``.
+        patience: So many evaluations in a row did not improve on the best one, by the rule in ``Training(best=…)``.
     """
 
     epochs: int | None = None
@@ -25,14 +30,16 @@ class Stop:
     target_loss: float | None = None
     window: int = 10
     target_metric: str = ""
+    patience: int | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs is None and self.steps is None and self.target_loss is None and not self.target_metric:
+        if not self.target_metric and {self.epochs, self.steps, self.target_loss, self.patience} == {None}:
             raise InputError(
                 "Stop() has no condition",
-                way_out="Set one or more of epochs, steps, target_loss, target_metric: Stop(epochs=20).",
+                way_out="Set one or more of epochs, steps, target_loss, target_metric, patience: Stop(epochs=20).",
             )
-        for name, value in (("epochs", self.epochs), ("steps", self.steps), ("window", self.window)):
+        for name in ("epochs", "steps", "window", "patience"):
+            value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InputError(f"Stop({name}={value!r}); it must be a whole number of at least 1")
         if self.target_loss is not None and not math.isfinite(self.target_loss):
@@ -40,10 +47,10 @@ class Stop:
         if self.target_metric:
             MetricGoal.parse(self.target_metric)
 
-    def most_steps(self, steps_per_epoch: int) -> int | None:
-        """The maximum number of steps; ``None`` if only a target ends the training."""
+    def most_steps(self, steps_per_epoch: int | None) -> int | None:
+        """The maximum number of steps; ``None`` if only a target, or the end of a stream, ends the training."""
         limits = [] if self.steps is None else [self.steps]
-        if self.epochs is not None:
+        if self.epochs is not None and steps_per_epoch is not None:
             limits.append(self.epochs * steps_per_epoch)
         return min(limits, default=None)
 
@@ -58,6 +65,12 @@ class Stop:
             if mean <= self.target_loss:
                 return f"mean loss of the last {self.window} steps is {mean:.6g}, target {self.target_loss:g}"
         return ""
+
+    def by_patience(self, evaluations: int) -> str:
+        """The stop reason after so many evaluations without an improvement."""
+        if self.patience is None or evaluations < self.patience:
+            return ""
+        return f"no improvement in {evaluations} evaluations, patience {self.patience}"
 
     def by_metrics(self, metrics: Mapping[str, float]) -> str:
         if not self.target_metric:

@@ -19,9 +19,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from carpool.runtime.data.sampler import Cursor
+from carpool.runtime.engine.custom_step import (
+    check_custom_step,
+    leftover_gradients,
+    read_step_result,
+    restore_gradients,
+)
 from carpool.runtime.engine.determinism import (
     NondeterministicOps,
     enable_determinism,
@@ -30,7 +37,7 @@ from carpool.runtime.engine.determinism import (
     seed_update,
 )
 from carpool.runtime.engine.device_setup import place_training
-from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, StepSums
+from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, PendingLoss, StepSums
 from carpool.runtime.engine.forward_backward import (
     Contributions,
     ContributionSlots,
@@ -39,11 +46,12 @@ from carpool.runtime.engine.forward_backward import (
     Step,
     add_contributions,
 )
+from carpool.runtime.engine.optimizer_set import optimizers_of
 from carpool.runtime.engine.optimizer_step import LossScale, OptimizerStep
 from carpool.runtime.engine.progress import Progress, divergence_error, read_finite_sums
 from carpool.runtime.engine.step_source import StepSource
 from carpool.runtime.engine.stop_criteria import Best, metric
-from carpool.runtime.engine.training import Training, as_metrics
+from carpool.runtime.engine.training import Report, Training, as_metrics, schedule_state
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.graphs.capture import CudaGraphCapture, GraphCapture
 from carpool.runtime.graphs.step_graphs import StepGraphs
@@ -54,6 +62,7 @@ from carpool.runtime.reduce.shards import (
     root,
     tree_sum,
 )
+from carpool.runtime.state.checkpoint import check_compatible
 
 DEFAULT_SHARDS = 8
 
@@ -84,6 +93,7 @@ class Trainer:
         deterministic: bool = True,
     ) -> None:
         check_shards(shards)
+        check_custom_step(training, exact=exact)
         self.training = training
         self.seed = seed
         self.shards = shards if exact else None
@@ -98,12 +108,15 @@ class Trainer:
         self._source.check_batch_size(self.batch_size, self.cursor.offset)
         place_training(training, self.device)
         self._scale = LossScale() if training.autocast_dtype is torch.float16 else None
-        self.layout = FlatLayout(training.model, training.optimizer)
-        self._passes = ForwardBackward(training, self.layout, seed, self._scale)
+        self.layout = FlatLayout(training.model, training.whole_optimizer)
+        self._passes = ForwardBackward(training, self.layout, seed, self._scale, self._source.stream)
         self.notes += self._passes.batches.notes
         self.update = OptimizerStep(training, self.layout, self._scale)
+        self.is_first_rank = True  # its process calls on_step_end and on_epoch_end
         self.graphs: StepGraphs | None = None  # CUDA only
-        if graph and self.device.type == "cuda":
+        if training.step is not None and self.device.type == "cuda":
+            self.notes.append("steps run without CUDA graphs: the training has a step function")
+        elif graph and self.device.type == "cuda":
             self.graphs = self.new_graphs(CudaGraphCapture(self.device), tolerant=not deterministic)
 
     def step(self, parts: tuple[int, ...] = ()) -> StepDone:
@@ -119,11 +132,14 @@ class Trainer:
 
     def next_step(self, parts: tuple[int, ...] = ()) -> Step:
         """The next step: its samples and their split. ``parts`` (default mode) are samples per device."""
-        limit = max_micro_batch(self.limits, self.cursor.step)
+        limits = (max_micro_batch(self.limits, self.cursor.step), self.training.micro_batch)
+        limit = min((each for each in limits if each), default=0)
         return self._source.step_at(self.cursor, self.batch_size, parts, limit)
 
     def compute(self, step: Step) -> StepSums:
         """Update the weights from all pieces of a step; `advance` counts it."""
+        if self.training.step is not None:
+            return self.custom_step(step)
         if self.is_single_pass(step):
             return self.apply_single_pass(step, self.single_pass(step))
         return self.apply(step, self.combine(step, self.contribute(step, range(len(step.bounds)))))
@@ -160,17 +176,51 @@ class Trainer:
     def is_single_pass(self, step: Step) -> bool:
         return len(step.bounds) == 1 and not 0 < step.max_micro_batch < step.num_samples and self._scale is None
 
-    def single_pass(self, step: Step, observer: LaunchObserver | None = None) -> float:
-        """Run forward and backward of the whole step: returns the loss, leaves gradients on the parameters."""
+    def custom_step(self, step: Step, observer: LaunchObserver | None = None) -> StepSums:
+        """Call the training's own step function, which also updates the weights."""
+        training = self.training
+        assert training.step is not None
+        self._check_next(step)
+        self._passes.observer = observer
+        self._prefetch(step, range(1))
+        self._passes.before_launch()
+        batch = self._passes.fetch_batch(step)
+        with self._reproducible():
+            self._passes.seed(step.number)
+            result = training.step(training.model, batch, training.optimizer)
+        self._passes.after_launch()
+        loss, self._passes.metrics = read_step_result(result)
+        return StepSums([], self._late_or_finite(step, loss), finite=True, counted=False)
+
+    def _late_or_finite(self, step: Step, loss: Tensor | float) -> float | PendingLoss:
+        if isinstance(loss, Tensor):
+            pending = PendingLoss(loss)
+            if pending.is_asynchronous and self.progress.may_read_late:
+                return pending
+            loss = pending.value()
+        if not math.isfinite(loss):
+            raise divergence_error(step.draw, loss, self.progress)
+        return loss
+
+    def single_pass(self, step: Step, observer: LaunchObserver | None = None) -> float | PendingLoss:
+        """Run forward and backward of the whole step: returns the loss, leaves gradients on the parameters.
+
+        Where a step is never captured, its loss is read one step late if nothing needs it earlier.
+        """
         self._passes.observer = observer
         self._prefetch(step, range(1))
         with self._reproducible():
-            if self.graphs is not None:
+            if self.graphs is not None and not self.graphs.eager_reason:
                 return self.graphs.forward_backward(step)
             self._passes.before_launch()
-            return self._passes.single_pass(self._passes.fetch_batch(step), step.number)
+            batch = self._passes.fetch_batch(step)
+            if self.device.type == "cpu" or not self.progress.may_read_late:
+                return self._passes.single_pass(batch, step.number)
+            return self._passes.launch_single_pass(batch, step.number)
 
-    def apply_single_pass(self, step: Step, loss: float, on_launched: Callable[[], object] | None = None) -> StepSums:
+    def apply_single_pass(
+        self, step: Step, loss: float | PendingLoss, on_launched: Callable[[], object] | None = None
+    ) -> StepSums:
         """Update the weights from the gradients that `single_pass` left.
 
         Only the loss is checked for being finite: a non-finite gradient shows in the next loss, and checking all its
@@ -179,8 +229,8 @@ class Trainer:
         """
         self._check_next(step)
         with self._reproducible():
-            if not math.isfinite(loss):
-                raise divergence_error(step, loss, self.progress)
+            if isinstance(loss, float) and not math.isfinite(loss):
+                raise divergence_error(step.draw, loss, self.progress)
             self.update.use_fused(False)
             update = self.update.clip_and_apply if self.graphs is None else self.graphs.optimizer_step
             update(on_launched if self.progress.ends_with_update(step.draw, loss) else None)
@@ -194,13 +244,34 @@ class Trainer:
             self._scale.update(finite=sums.finite)
         if sums.finite:
             every = training.schedule_every
-            if training.schedule is not None and (every == "step" or (every == "epoch" and step.draw.ends_epoch)):
-                training.schedule.step()
+            if every == "step" or (every == "epoch" and step.draw.ends_epoch):
+                for schedule in training.schedules:
+                    schedule.step()
             if training.after_update is not None:
                 with self._reproducible() if self.shards is not None else nullcontext():
                     training.after_update(training.model, self.cursor.step)
         self.progress.record_step(step.draw, sums.loss)
-        return StepDone(self.cursor.step, self.cursor.epoch, sums.loss, step.num_samples, not sums.finite)
+        loss = self.progress.last_loss
+        if training.on_step_end is not None and self.is_first_rank:
+            training.on_step_end(self._report(loss, self.step_metrics()))
+        if step.draw.ends_epoch and not self.evaluation_due:
+            self._end_epoch()
+        return StepDone(self.cursor.step, self.cursor.epoch, loss, step.num_samples, not sums.finite)
+
+    def step_metrics(self) -> dict[str, float]:
+        """The metrics that the loss or step function returned last; reading them waits for the device."""
+        return as_metrics(self._passes.metrics, "step" if self.training.loss is None else "loss")
+
+    def all_metrics(self) -> dict[str, float]:
+        """The metrics of the last step and, above them, of the last evaluation."""
+        return {**self.step_metrics(), **self.progress.metrics}
+
+    def _end_epoch(self) -> None:
+        if self.training.on_epoch_end is not None and self.is_first_rank:
+            self.training.on_epoch_end(self._report(self.progress.epoch_loss, self.all_metrics()))
+
+    def _report(self, loss: float, metrics: Mapping[str, float]) -> Report:
+        return Report(self.cursor.step, self.cursor.epoch, loss, metrics, self.training.model)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -223,12 +294,15 @@ class Trainer:
     def record_metrics(self, metrics: Mapping[str, float]) -> bool:
         """Record the metrics of this step; returns whether they are the best so far."""
         training = self.training
-        if training.schedule is not None and training.schedule_every == "evaluation":
-            if isinstance(training.schedule, ReduceLROnPlateau):
-                training.schedule.step(metric(metrics, Best.parse(training.best).metric))
+        for schedule in training.schedules if training.schedule_every == "evaluation" else ():
+            if isinstance(schedule, ReduceLROnPlateau):
+                schedule.step(metric(metrics, Best.parse(training.best).metric))
             else:
-                training.schedule.step()
-        return self.progress.record_metrics(self.cursor.step, metrics)
+                schedule.step()
+        is_best = self.progress.record_metrics(self.cursor.step, metrics)
+        if self.cursor.offset == 0:
+            self._end_epoch()
+        return is_best
 
     @property
     def evaluation_due(self) -> bool:
@@ -259,15 +333,16 @@ class Trainer:
             "caveats": list(self.nondeterministic_ops.operations),
             "model": dict(model),
             "unsaved_buffers": {name: value for name, value in training.model.named_buffers() if name not in model},
-            "optimizer": training.optimizer.state_dict(),
-            "schedule": None if training.schedule is None else training.schedule.state_dict(),
+            "optimizer": training.whole_optimizer.state_dict(),
+            "schedule": schedule_state(training),
+            **leftover_gradients(training),
             "scale": None if self._scale is None else self._scale.state_dict(),
             "state": {name: thing.state_dict() for name, thing in training.state.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state; `CheckpointError` if it belongs to another training."""
-        _check_compatible(state, self._signature())
+        check_compatible(state, self._signature())
         training = self.training
         try:
             training.model.load_state_dict(state["model"])
@@ -281,8 +356,10 @@ class Trainer:
             raise CheckpointError(f"the state does not fit this training: {error}") from error
         if self.graphs is not None and not same_tensors:
             self.graphs.reset()
-        if training.schedule is not None:
-            training.schedule.load_state_dict(state["schedule"])
+        states = state["schedule"] if isinstance(state["schedule"], list) else [state["schedule"]]
+        for schedule, saved in zip(training.schedules, states, strict=False):
+            schedule.load_state_dict(saved)
+        restore_gradients(training, state)
         if self._scale is not None:
             self._scale.load_state_dict(state["scale"])
         self.batch_size = state["batch_size"]
@@ -297,8 +374,8 @@ class Trainer:
             "seed": self.seed,
             "shards": self.shards,
             "num_samples": training.num_samples,
-            "optimizer": type(training.optimizer).__name__,
-            "schedule": None if training.schedule is None else type(training.schedule).__name__,
+            "optimizer": " ".join(type(each).__name__ for each in optimizers_of(training.optimizer)),
+            "schedule": " ".join(type(each).__name__ for each in training.schedules) or None,
             "scaled": self._scale is not None,
             "state": sorted(training.state),
         }
@@ -322,17 +399,3 @@ class Trainer:
         batches = self._passes.batches
         if batches.prefetch_depth:
             batches.prefetch(self._source.upcoming(step, pieces, self.batch_size, batches.prefetch_depth))
-
-
-def _check_compatible(state: Mapping[str, Any], signature: Mapping[str, Any]) -> None:
-    """Reject a state of another version of carpool or of another training."""
-    schema = state.get("schema")
-    if schema != 1:
-        raise CheckpointError(f"the state has schema {schema!r}; this version of carpool reads 1")
-    for name, expected in signature.items():
-        found = state["made_for"].get(name)
-        if found != expected:
-            raise CheckpointError(
-                f"the state was saved with {name} {found!r}; this training has {expected!r}. "
-                "Resume with the same value, or start over."
-            )

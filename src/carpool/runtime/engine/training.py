@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -14,12 +14,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from carpool.core.errors import InputError
 from carpool.runtime.compat.torch_api import BatchNorm
 from carpool.runtime.data.batches import Augment
+from carpool.runtime.data.sample_stream import is_stream
 from carpool.runtime.data.sampler import Shuffle
+from carpool.runtime.data.tensor_rows import makes_batches
+from carpool.runtime.engine.optimizer_set import Optimizers, combined, optimizers_of
 from carpool.runtime.engine.stop_criteria import Best, Stop
 
-Loss = Callable[[nn.Module, Any], Any]  # the mean over the batch's samples, or (sum, count)
+Loss = Callable[[nn.Module, Any], Any]  # the mean over the batch's samples, or (sum, count); metrics may follow
+StepFunction = Callable[[nn.Module, Any, Any], Any]  # (model, batch, optimizer as given) -> loss; metrics may follow
 Evaluate = Callable[[nn.Module], Any]  # one number, or names and numbers
 AfterUpdate = Callable[[nn.Module, int], object]  # (model, steps done)
+Schedules = LRScheduler | Sequence[LRScheduler]
 
 PRECISIONS = ("", "float32", "tf32")
 _AUTOCAST = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}
@@ -35,49 +40,122 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """A training job: model, data, loss, optimizer and stop condition.
+class Report:
+    """What a callback gets: the state of training after a step or an epoch."""
 
-    carpool owns device placement, batch splitting, checkpoints and preemption. ``loss(model, batch)`` returns the mean
-    over the samples of the batch, or ``(sum, count)`` for a mean over something else (tokens, class weights): the
-    step's loss is then Σ sums / Σ counts, however the batch is split.
+    step: int  # steps done
+    epoch: int  # epochs done
+    loss: float  # of this step; at the end of an epoch: the mean over its steps
+    metrics: Mapping[str, float]  # of this step; at the end of an epoch also those of evaluate
+    model: nn.Module
+
+
+Callback = Callable[[Report], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training job: model, data, loss or step, optimizer and stop condition.
+
+    carpool owns device placement, batch splitting, checkpoints and preemption. An entry, a function named in the job
+    file, returns a `Training`. Give either ``loss`` (carpool runs backward and the optimizers; captured as a CUDA graph
+    where possible, on any number of devices) or ``step`` (your function does the whole step, on one device).
+
+    Args:
+        model: The module to train. Several networks: one module that holds them, such as ``nn.ModuleDict``.
+        optimizer: One optimizer, or a list or dict of several, each with parameters of its own. With ``loss`` all of
+            them step on the one gradient.
+        dataset: A map-style dataset (`TensorDataset`, `Subset`, a list of samples, Hugging Face …), an object with
+            ``batch(indices)``, or an `IterableDataset`.
+        loss: ``loss(model, batch)`` returns the mean over the samples of the batch, or ``(sum, count)`` for a mean over
+            something else (tokens, class weights). ``{name: tensor}`` may follow: ``(mean, metrics)`` or
+            ``(sum, count, metrics)``. On several devices the metrics are those of the first one's samples.
+        batch_size: Samples in one step, over all devices.
+        stop: When training ends: ``Stop(epochs=20)``.
+        step: ``step(model, batch, optimizer)`` makes a whole step (GAN, actor-critic, accumulation) and returns its
+            loss, or ``(loss, metrics)``. It gets ``optimizer`` as given here. Runs on one device, in the order of
+            ``loss``; scaling, clipping and autocast are its own.
+        evaluate: ``evaluate(model)`` returns a number or ``{name: number}``; called in eval mode under ``no_grad``.
+        evaluate_every: Epochs between evaluations; the final model is always evaluated.
+        best: ``"max accuracy"`` or ``"min loss"``: the checkpoint of the best evaluation is kept besides the last ones.
+        schedule: A torch scheduler, or a list of several.
+        schedule_every: Call ``schedule.step()`` after each ``"step"``, ``"epoch"`` or ``"evaluation"``.
+        clip_norm: Maximum norm of the whole gradient.
+        micro_batch: Most samples in one pass (gradient accumulation); 0 for no limit.
+        autocast: ``"bf16"`` or ``"fp16"``; fp16 includes loss scaling.
+        precision: Of float32 matmuls on a GPU, ``"float32"`` or ``"tf32"``; default: torch's setting.
+        channels_last: Memory format of the model: faster on a GPU, different bits.
+        state: EMA, replay buffer and other objects to checkpoint, by name; each has ``state_dict()`` and
+            ``load_state_dict()``.
+        after_update: ``after_update(model, steps_done)``, called after each update on every device, for example for an
+            EMA. It may change weights.
+        on_step_end: Called with a `Report` after each step, on the first device only. It must not change the model.
+        on_epoch_end: Called with a `Report` after each epoch and its evaluation, on the first device only.
+        augment: ``augment(batch, rng)`` returns the augmented batch.
+        shuffle: True, False, or ``shuffle(seed, epoch)`` that returns sample indices. No effect on an
+            `IterableDataset`.
+        collate: Makes a batch of a list of samples; default: torch's ``default_collate``.
+        workers: Reader processes for a map-style dataset; default: 2 on a GPU, 0 on a CPU. Datasets that only hold
+            tensors need none.
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
-    dataset: Any  # has batch(indices), or is a map-style dataset
-    loss: Loss
-    batch_size: int
-    stop: Stop
+    optimizer: Optimizers
+    dataset: Any
+    loss: Loss | None = None
+    batch_size: int = 0
+    stop: Stop = None  # type: ignore[assignment]  # checked below: `loss` before it is optional
     _: KW_ONLY
-    evaluate: Evaluate | None = None  # called in eval mode under no_grad; returns a number or {name: number}
-    evaluate_every: int = 1  # epochs between evaluations; the final model is always evaluated
-    best: str = ""  # "max accuracy": the checkpoint of this evaluation is kept besides the last ones
-    schedule: LRScheduler | None = None
+    step: StepFunction | None = None
+    evaluate: Evaluate | None = None
+    evaluate_every: int = 1
+    best: str = ""
+    schedule: Schedules | None = None
     schedule_every: Literal["step", "epoch", "evaluation"] = "step"
-    clip_norm: float | None = None  # maximum norm of the whole gradient
-    autocast: str | torch.dtype | None = None  # "bf16" or "fp16"; fp16 includes loss scaling
-    precision: str = ""  # of float32 matmuls on a GPU: "float32" or "tf32"; default: torch's setting
-    channels_last: bool = False  # memory format of the model: faster on a GPU, different bits
-    state: Mapping[str, Stateful] = field(default_factory=dict)  # EMA and other objects to checkpoint, by name
-    after_update: AfterUpdate | None = None  # called after each optimizer step, for example to update an EMA
-    augment: Augment | None = None  # (batch, rng) -> batch
-    shuffle: bool | Shuffle = True  # or (seed, epoch) -> sample indices
-    collate: Callable[[list[Any]], Any] | None = None  # for map-style datasets
-    workers: int | None = None  # reader processes for a map-style dataset; default: 2 on a GPU, 0 on a CPU
+    clip_norm: float | None = None
+    micro_batch: int = 0
+    autocast: str | torch.dtype | None = None
+    precision: str = ""
+    channels_last: bool = False
+    state: Mapping[str, Stateful] = field(default_factory=dict)
+    after_update: AfterUpdate | None = None
+    on_step_end: Callback | None = None
+    on_epoch_end: Callback | None = None
+    augment: Augment | None = None
+    shuffle: bool | Shuffle = True
+    collate: Callable[[list[Any]], Any] | None = None
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         _check_types(self)
         _check_model(self)
         _check_data(self)
-        _check_optimizer(self)
+        _check_optimizers(self)
+        _check_step(self)
         _check_schedule(self)
         _check_evaluation(self)
         _check_options(self)
 
     @property
     def num_samples(self) -> int:
-        return len(self.dataset)
+        """The samples of an epoch; 0 if only iterating shows them."""
+        return 0 if self.is_stream else len(self.dataset)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the dataset can only be iterated."""
+        return is_stream(self.dataset)
+
+    @property
+    def whole_optimizer(self) -> torch.optim.Optimizer:
+        """One optimizer that stands for all."""
+        return combined(self.optimizer)
+
+    @property
+    def schedules(self) -> tuple[LRScheduler, ...]:
+        if self.schedule is None:
+            return ()
+        return (self.schedule,) if isinstance(self.schedule, LRScheduler) else tuple(self.schedule)
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
@@ -94,21 +172,33 @@ class Training:
 def _check_types(training: Training) -> None:
     expected: tuple[tuple[str, type, str], ...] = (
         ("model", nn.Module, "a torch.nn.Module"),
-        ("optimizer", torch.optim.Optimizer, "a torch.optim.Optimizer"),
         ("stop", Stop, "a carpool.Stop, for example Stop(epochs=20)"),
     )
     for name, kind, description in expected:
         value = getattr(training, name)
         if not isinstance(value, kind):
             raise InputError(f"Training({name}=…) is {_a(value)}; it must be {description}")
-    for name in ("loss", "evaluate", "augment", "after_update", "collate"):
+    for name in ("loss", "step", "evaluate", "augment", "after_update", "on_step_end", "on_epoch_end", "collate"):
         value = getattr(training, name)
-        if (value is not None or name == "loss") and not callable(value):
+        if value is not None and not callable(value):
             raise InputError(f"Training({name}=…) is {_a(value)}; it must be a function")
-    if training.schedule is not None and not isinstance(training.schedule, LRScheduler):
-        raise InputError(f"Training(schedule=…) is {_a(training.schedule)}; it must be a torch LRScheduler")
+    if (training.loss is None) == (training.step is None):
+        given = "neither" if training.loss is None else "both"
+        raise InputError(
+            f"Training has {given} of loss and step", way_out="Give one: loss=…, or step=… for a whole step."
+        )
+    _check_each("optimizer", training.optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer, or several")
+    if training.schedule is not None:
+        _check_each("schedule", training.schedule, LRScheduler, "a torch LRScheduler, or a list of several")
     if not isinstance(training.shuffle, bool) and not callable(training.shuffle):
         raise InputError(f"Training(shuffle=…) is {_a(training.shuffle)}; it must be True, False or a function")
+
+
+def _check_each(name: str, given: Any, kind: type, description: str) -> None:
+    several = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else [given]
+    for value in several or [None]:
+        if not isinstance(value, kind):
+            raise InputError(f"Training({name}=…) is {_a(value)}; it must be {description}")
 
 
 def _check_model(training: Training) -> None:
@@ -132,47 +222,76 @@ def _check_model(training: Training) -> None:
 
 def _check_data(training: Training) -> None:
     data, batch_size = training.dataset, training.batch_size
-    if not hasattr(data, "__len__") or not (hasattr(data, "batch") or hasattr(data, "__getitem__")):
+    if not training.is_stream and not (
+        hasattr(data, "__len__") and (makes_batches(data) or hasattr(data, "__getitem__"))
+    ):
         raise InputError(
-            f"Training(dataset=…) is {_a(data)}, which has no length or cannot be indexed",
-            way_out="Use a map-style dataset: sample order must not depend on the number of devices.",
+            f"Training(dataset=…) is {_a(data)}, which can neither be indexed nor iterated",
+            way_out="Use a map-style dataset, with __len__ and __getitem__, or an IterableDataset.",
+        )
+    if training.is_stream and hasattr(data, "__next__"):
+        raise InputError(
+            f"Training(dataset=…) is {_a(data)}, an iterator that can be read only once",
+            way_out="Use an IterableDataset, whose __iter__ starts again, or a map-style dataset.",
         )
     if type(batch_size) is not int or batch_size < 1:
         raise InputError(f"Training(batch_size={batch_size!r}); it must be a whole number of at least 1")
-    if batch_size > len(data):
+    if not training.is_stream and batch_size > len(data):
         raise InputError(
             f"batch_size is {batch_size}; the dataset has {len(data)} samples",
             way_out="Lower batch_size or use more data.",
         )
+    if training.is_stream and callable(training.shuffle):
+        raise InputError(
+            f"shuffle is a function, but {type(data).__name__} has an order of its own",
+            way_out="Shuffle in its __iter__: generators are seeded before every sample.",
+        )
 
 
-def _check_optimizer(training: Training) -> None:
-    optimizer = training.optimizer
-    name = type(optimizer).__name__
+def _check_optimizers(training: Training) -> None:
     own = {id(parameter) for parameter in training.model.parameters()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = sum(id(parameter) not in own for parameter in held)
-    if foreign:
-        raise InputError(
-            f"{foreign} of the {len(held)} parameters of {name} do not belong to the model",
-            way_out="Create the optimizer from the parameters of the model given to Training.",
-        )
-    if not any(parameter.requires_grad for parameter in held):
-        raise InputError(f"{name} holds no parameter that requires a gradient: there is nothing to train")
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(
-            f"{name}.step() needs a closure to evaluate the loss several times; carpool computes one gradient per step",
-            way_out="Use an optimizer whose step() works without a closure.",
-        )
+    seen: dict[int, str] = {}
+    for optimizer in optimizers_of(training.optimizer):
+        name = type(optimizer).__name__
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        foreign = sum(id(parameter) not in own for parameter in held)
+        if foreign:
+            raise InputError(
+                f"{foreign} of the {len(held)} parameters of {name} do not belong to the model",
+                way_out="Create the optimizer from the parameters of the model given to Training.",
+            )
+        if not any(parameter.requires_grad for parameter in held):
+            raise InputError(f"{name} holds no parameter that requires a gradient: there is nothing to train")
+        if twice := [seen[id(parameter)] for parameter in held if id(parameter) in seen]:
+            raise InputError(
+                f"{name} and {twice[0]} share {len(twice)} parameters; each parameter belongs to one optimizer"
+            )
+        seen |= {id(parameter): name for parameter in held}
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if training.step is None and closure is not None and closure.default is inspect.Parameter.empty:
+            raise InputError(
+                f"{name}.step() needs a closure to evaluate the loss several times; carpool computes one gradient per "
+                "step",
+                way_out="Use an optimizer whose step() works without a closure, or write the step: Training(step=…).",
+            )
+
+
+def _check_step(training: Training) -> None:
+    if training.step is None:
+        return
+    given = {"clip_norm": training.clip_norm, "autocast": training.autocast, "micro_batch": training.micro_batch}
+    for name, value in given.items():
+        if value:
+            raise InputError(f"{name}={value!r} has no effect on step=…", way_out=f"Remove {name} and do it in step.")
 
 
 def _check_schedule(training: Training) -> None:
-    if training.schedule is not None and training.schedule.optimizer is not training.optimizer:
+    own = optimizers_of(training.optimizer)
+    if any(not any(schedule.optimizer is each for each in own) for schedule in training.schedules):
         raise InputError("Training(schedule=…) was created for a different optimizer than Training(optimizer=…)")
     if training.schedule_every not in {"step", "epoch", "evaluation"}:
         raise InputError(f"schedule_every is {training.schedule_every!r}; it must be 'step', 'epoch' or 'evaluation'")
-    plateau = isinstance(training.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    plateau = any(isinstance(each, torch.optim.lr_scheduler.ReduceLROnPlateau) for each in training.schedules)
     if plateau and (training.schedule_every != "evaluation" or not training.best):
         raise InputError(
             "ReduceLROnPlateau needs a metric",
@@ -190,6 +309,11 @@ def _check_evaluation(training: Training) -> None:
         raise InputError(f"evaluate_every is {training.evaluate_every}; it must be at least 1 epoch")
     if training.best:
         Best.parse(training.best)
+    elif training.stop.patience is not None:
+        raise InputError(
+            f"Stop(patience={training.stop.patience}) needs best=…, which is not given",
+            way_out="Name the metric that must improve, for example best='max accuracy'.",
+        )
 
 
 def _check_options(training: Training) -> None:
@@ -204,6 +328,8 @@ def _check_options(training: Training) -> None:
             f"precision is {training.precision!r}; it must be 'float32' or 'tf32'",
             way_out="Omit it for torch's default; for bf16 set autocast='bf16'.",
         )
+    if type(training.micro_batch) is not int or training.micro_batch < 0:
+        raise InputError(f"micro_batch is {training.micro_batch!r}; it must be a whole number of samples, or 0")
     if training.workers is not None and (type(training.workers) is not int or training.workers < 0):
         raise InputError(f"workers is {training.workers!r}; it must be a whole number of processes, or 0 for none")
     for name, thing in training.state.items():
@@ -217,8 +343,14 @@ def _a(value: object) -> str:
     return "missing" if value is None else f"a {type(value).__name__}"
 
 
-def as_metrics(result: Any) -> dict[str, float]:
-    """Convert the result of ``evaluate`` to named floats; a single number is named ``metric``."""
+def schedule_state(training: Training) -> Any:
+    """The state of the schedule; a list for several."""
+    states = [schedule.state_dict() for schedule in training.schedules]
+    return states if len(states) > 1 else states[0] if states else None
+
+
+def as_metrics(result: Any, source: str = "evaluate") -> dict[str, float]:
+    """Convert the metrics that a function returned to named floats; a single number is named ``metric``."""
     named = result if isinstance(result, Mapping) else {"metric": result}
     metrics = {}
     for name, value in named.items():
@@ -227,7 +359,7 @@ def as_metrics(result: Any) -> dict[str, float]:
         except (TypeError, ValueError, RuntimeError) as error:
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
             raise InputError(
-                f"evaluate returned {_a(value)}{shape} for {name!r}",
+                f"{source} returned {_a(value)}{shape} for {name!r}",
                 way_out="Return one number, or a dict of names and numbers.",
             ) from error
     return metrics

@@ -12,6 +12,7 @@ from torch import Tensor
 from carpool.core.errors import CarpoolError
 from carpool.runtime.data.batches import GatherBuffer
 from carpool.runtime.data.nested import map_leaves, nested_tensors
+from carpool.runtime.errors import TrainingError
 from carpool.runtime.graphs.capture import CapturedGraph
 from carpool.runtime.graphs.verification import OptimizerOptions
 
@@ -52,6 +53,14 @@ def fill_static(target: Any, batch: Any) -> None:
             static.copy_(tensor, non_blocking=True)
 
 
+def static_metrics(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Metrics that a graph writes; `TrainingError` for a number, which it would not update."""
+    for name, value in metrics.items():
+        if not isinstance(value, Tensor):
+            raise TrainingError(f"the metric {name!r} is a number: return a tensor, which a graph can write")
+    return metrics
+
+
 def _clone_strided(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
@@ -86,6 +95,7 @@ class CapturedStep:
     forward: CapturedGraph | None = None
     backward: CapturedGraph | None = None
     gradients: list[Tensor | None] = field(default_factory=list)
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # tensors that the forward graph writes
     checks_passed: int = 0
     update: CapturedUpdate | None = None
 

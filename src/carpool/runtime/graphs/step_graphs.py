@@ -34,6 +34,7 @@ from carpool.runtime.graphs.captured_step import (
     batch_signature,
     fill_static,
     static_copy,
+    static_metrics,
 )
 from carpool.runtime.graphs.verification import (
     OptimizerOptions,
@@ -179,6 +180,7 @@ class StepGraphs:
         if captured.gather is not None:
             captured.gather.set_samples(step.draw.samples)
         self._passes.seed(step.number)
+        self._passes.metrics = captured.metrics
         captured.forward.head()
         self._passes.before_launch()
         captured.forward.tail()
@@ -262,6 +264,7 @@ class StepGraphs:
                 captured.gather.gather()
             loss = passes.forward(captured.batch)
             captured.device_loss.copy_(loss.detach())
+            captured.metrics = static_metrics(passes.metrics)
             losses.append(loss)
 
         def backward() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from carpool.runtime.data.nested import map_leaves, nested_tensors
+from carpool.runtime.engine.flat_buffers import as_real, differ
 
 _TOLERANCE = 1e-2  # relative, where operations are not deterministic
 
@@ -47,20 +48,20 @@ def tensors_equal(left: Sequence[Tensor], right: Sequence[Tensor], *, tolerant: 
     """
     if [(tensor.shape, tensor.dtype) for tensor in left] != [(tensor.shape, tensor.dtype) for tensor in right]:
         return False
-    pairs = list(zip(left, right, strict=True))
+    pairs = [(as_real(one), as_real(two)) for one, two in zip(left, right, strict=True)]
     if tolerant:
         pairs = [pair for pair in pairs if pair[0].is_floating_point()]
-        distance = math.fsum(float((one.double() - two.double()).square().sum()) for one, two in pairs)
-        norm = math.sqrt(math.fsum(float(two.double().square().sum()) for _, two in pairs))
+        distance = math.fsum(float(_distances(one, two).square().sum()) for one, two in pairs)
+        norm = math.sqrt(math.fsum(float(two.double().nan_to_num(0, 0, 0).square().sum()) for _, two in pairs))
         return math.sqrt(distance) <= _TOLERANCE * norm
-    differ = [_differ(one, two) for one, two in pairs]
-    return not differ or not bool(torch.stack([flag.to(differ[0].device) for flag in differ]).any())
+    flags = [differ(one, two).any() for one, two in pairs]
+    return not flags or not bool(torch.stack([flag.to(flags[0].device) for flag in flags]).any())
 
 
-def _differ(one: Tensor, two: Tensor) -> Tensor:
-    both_nan = (one != one) & (two != two)
-    differ: Tensor = (one != two) & ~both_nan
-    return differ.any()
+def _distances(one: Tensor, two: Tensor) -> Tensor:
+    """Absolute differences, 0 where both are the same infinity or both NaN."""
+    same = ~differ(one, two)
+    return (one.double() - two.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -187,7 +187,8 @@ class BatchSplitter:
     def batch_size(self, target: Target, size: int) -> int:
         assert self.ready is not None
         own = target.batch_size or self._options.batch_size or self.ready.batch_size
-        return min(own * size, self.ready.num_samples) if self._options.batch_per_device else own
+        most = self.ready.num_samples or own * size  # 0: a stream, whose length is unknown
+        return min(own * size, most) if self._options.batch_per_device else own
 
     def device_share(self, slot: WorkerSlot) -> DeviceShare:
         """What a slot's speed depends on; the first guess is the number of cores, of which an exact pass uses one."""

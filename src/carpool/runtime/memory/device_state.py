@@ -81,7 +81,7 @@ class DeviceState:
         """Move the state into the region, after the first step; graphs are captured again."""
         if self._segments:
             return
-        model, optimizer = self._trainer.training.model, self._trainer.training.optimizer
+        model, optimizer = self._trainer.training.model, self._trainer.training.whole_optimizer
         optimizer_state = [tensor for tensor in optimizer_tensors(optimizer) if self._is_movable(tensor)]
         weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if self._is_movable(tensor)]
         segments, end = _lay_out([*weights, *optimizer_state])

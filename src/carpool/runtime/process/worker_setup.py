@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from carpool.jobs.program import Program
 from carpool.runtime.compat.allocator import keep_freed_memory, release_freed_memory
 from carpool.runtime.compat.cuda_driver import is_mps_client
 from carpool.runtime.compat.process_lifetime import set_process_name
+from carpool.runtime.engine.custom_step import check_custom_step
 from carpool.runtime.engine.determinism import enable_determinism
 from carpool.runtime.engine.step_source import StepSource
 from carpool.runtime.engine.trainer import Trainer
@@ -160,6 +160,7 @@ def enter_job_folder(program: Program) -> None:
 def checked_training(program: Program) -> Training:
     """Call the entry and check that its training could start on any device."""
     training = load_program(program)
+    check_custom_step(training, exact=program.exact)
     source = StepSource(training, program.seed, program.shards if program.exact else None)
     for batch_size in filter(None, (training.batch_size, program.batch_size)):
         source.check_batch_size(batch_size, 0)
@@ -246,11 +247,11 @@ def ready_message(trainer: Trainer, program: Program, contribution_bytes: int) -
         fingerprint=fingerprint(training.model),
         contribution_bytes=contribution_bytes,
         batch_size=batch_size,
-        total_steps=training.stop.most_steps(-(-training.num_samples // batch_size)),
+        total_steps=training.stop.most_steps(-(-training.num_samples // batch_size) if training.num_samples else None),
         num_samples=training.num_samples,
         sizes=tuple(parameter.numel() for parameter in trainer.layout.parameters),
         has_batch_norm=bool(training.batch_norms),
-        can_shard_update=trainer.device.type == "cpu" and is_elementwise(training.optimizer),
+        can_shard_update=trainer.device.type == "cpu" and is_elementwise(training.whole_optimizer),
         notes=tuple(notes),
         target_loss=training.stop.target_loss,
         window=training.stop.window,
@@ -266,10 +267,10 @@ def done_message(trainer: Trainer, reason: str, notes: Sequence[str] = ()) -> Do
     return Done(
         step=trainer.cursor.step,
         epoch=trainer.cursor.epoch,
-        loss=trainer.progress.losses[-1] if trainer.progress.losses else math.nan,
+        loss=trainer.progress.last_loss,
         digest=digest(trainer.training.model),
         reason=reason,
-        metrics=trainer.progress.metrics,
+        metrics=trainer.all_metrics(),
         notes=(*trainer.notes, *caveats, *notes),
         memory_bytes=peak_memory(trainer.device),
     )

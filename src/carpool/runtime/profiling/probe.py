@@ -69,8 +69,11 @@ class _Probe:
         by_evaluation = original.schedule_every == "evaluation"
         return replace(
             original,
-            loss=self._loss,
+            loss=None if original.loss is None else self._loss,
+            step=None if original.step is None else self._step,
             after_update=self._after_update,
+            on_step_end=None,
+            on_epoch_end=None,
             stop=Stop(steps=config.warmup + config.steps),
             evaluate=None,
             best="",
@@ -79,9 +82,18 @@ class _Probe:
         )
 
     def _loss(self, model: nn.Module, batch: Any) -> Any:
+        assert self._original.loss is not None
+        self._measure_batch(batch)
+        return self._original.loss(model, batch)
+
+    def _step(self, model: nn.Module, batch: Any, optimizer: Any) -> Any:
+        assert self._original.step is not None
+        self._measure_batch(batch)
+        return self._original.step(model, batch, optimizer)
+
+    def _measure_batch(self, batch: Any) -> None:
         if not self._batch_bytes:
             self._batch_bytes = sum(tensor.nbytes for tensor in nested_tensors(batch))
-        return self._original.loss(model, batch)
 
     def _after_update(self, model: nn.Module, step: int) -> None:
         if self._original.after_update is not None:
@@ -151,7 +163,8 @@ def measure_noise(entry: str, args: Mapping[str, Any], seed: int, config: Mappin
             measured["spread"] = estimate.std if isfinite(estimate.std) else None
         measured["steps"] = scale.num_steps_
     _write(Path(probe_config.out), measured)
-    return replace(training, stop=Stop(steps=1), evaluate=None, best="", schedule=None, schedule_every="step")
+    training = replace(training, evaluate=None, best="", on_step_end=None, on_epoch_end=None)
+    return replace(training, stop=Stop(steps=1), schedule=None, schedule_every="step")
 
 
 def declared(training: Training) -> dict[str, Any]:
@@ -166,6 +179,8 @@ def declared(training: Training) -> dict[str, Any]:
 
 def num_parts(training: Training) -> int:
     """The number of parts, a power of two, that leaves every part the two samples that BatchNorm needs."""
+    if training.step is not None or training.is_stream:
+        return 1
     least = min(batch_lengths(training.num_samples, training.batch_size, 0))
     parts = _MAX_PARTS
     while parts > 1 and 2 * parts > least:

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from carpool.runtime.compat.torch_api import foreach_copy_
 from carpool.runtime.engine.flat_buffers import FlatLayout
+from carpool.runtime.engine.optimizer_set import optimizers_of
 from carpool.runtime.reduce.shm_layout import aligned
 
 
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer is known to update each parameter independently: all of torch's except LBFGS."""
-    kind = type(optimizer)
-    return kind.__module__.startswith("torch.optim.") and kind is not torch.optim.LBFGS
+    kinds = {type(each) for each in optimizers_of(optimizer)}
+    return all(kind.__module__.startswith("torch.optim.") and kind is not torch.optim.LBFGS for kind in kinds)
 
 
 class ParamExchange:

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,6 +148,20 @@ def _describe(error: OSError, folder: Path) -> str:
             "unaffected."
         )
     return error.strerror or str(error)
+
+
+def check_compatible(state: Mapping[str, Any], signature: Mapping[str, Any]) -> None:
+    """Reject a state of another version of carpool or of another training."""
+    schema = state.get("schema")
+    if schema != 1:
+        raise CheckpointError(f"the state has schema {schema!r}; this version of carpool reads 1")
+    for name, expected in signature.items():
+        found = state["made_for"].get(name)
+        if found != expected:
+            raise CheckpointError(
+                f"the state was saved with {name} {found!r}; this training has {expected!r}. "
+                "Resume with the same value, or start over."
+            )
 
 
 def export_weights(checkpoint: Path, target: Path) -> None:

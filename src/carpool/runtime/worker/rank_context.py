@@ -76,7 +76,7 @@ class RankContext:
         elements = sum(trainer.layout.parameters[index].numel() for index in updated)
         self.update_s = trainer.update.step_s / elements if elements else 0.0
         if not self.copy_s:
-            self.copy_s = measure_copy_s(trainer.layout, trainer.training.optimizer)
+            self.copy_s = measure_copy_s(trainer.layout, trainer.training.whole_optimizer)
 
 
 class GroupJoiner:
@@ -117,7 +117,7 @@ class GroupJoiner:
         reducer.clear(proceed.rank)
         context.reducer = reducer
         if proceed.update_ranges:
-            optimizer = trainer.training.optimizer
+            optimizer = trainer.training.whole_optimizer
             context.param_exchange = ParamExchange(fd, layout.num_bytes, trainer.layout, optimizer)
         if self._norms is not None:
             size = self._norms.vector_size

@@ -25,7 +25,8 @@ class RateMeter:
         self._samples = 0
         self._warmup_left = self._probe = probe
 
-    def count(self, done: StepDone, metrics: Mapping[str, float]) -> Stepped | None:
+    def count(self, done: StepDone, metrics: Callable[[], Mapping[str, float]]) -> Stepped | None:
+        """Count a step; ``metrics`` is called if a report is due, because reading metrics waits for the device."""
         self._steps += 1
         self._samples += done.num_samples
         now = self._clock()
@@ -43,7 +44,7 @@ class RateMeter:
             loss=done.loss,
             samples_per_s=self._samples / seconds,
             steps_per_s=self._steps / seconds,
-            metrics=dict(metrics),
+            metrics=dict(metrics()),
             probed=self._probe > 0,
         )
         self._probe = 0

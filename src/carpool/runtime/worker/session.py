@@ -118,7 +118,7 @@ class Session:
         self._restored_rng: Any = None  # generator states of the checkpoint, until the first step
         self._loss: Tensor | float = math.nan
         self._samples = 0  # in the current step
-        self._metrics: dict[str, float] = {}
+        self._metrics: dict[str, Any] = {}
         self._rate_meter = RateMeter()
         self._saved_at = time.monotonic()
         self._saved_step = -1
@@ -153,7 +153,7 @@ class Session:
                     loss=float(self._loss),
                     digest="" if self.model is None else digest(self.model),
                     reason=f"the loop ended after {self._steps_done} steps",
-                    metrics=self._metrics,
+                    metrics=as_metrics(self._metrics, "loss"),
                 )
             )
         if self._previous_handler is not None:
@@ -180,7 +180,7 @@ class Session:
             self._steps_done += 1
             self._granted_steps -= 1
             step = StepDone(self._steps_done, self._epoch, math.nan, self._samples)
-            if report := self._rate_meter.count(step, self._metrics):
+            if report := self._rate_meter.count(step, lambda: as_metrics(self._metrics, "loss")):
                 self._send(replace(report, loss=float(self._loss)))
 
     def batches(
@@ -217,11 +217,12 @@ class Session:
         if self.model is None or self.optimizer is None:
             raise InputError("session.step needs a model and an optimizer", way_out="Pass both to carpool.session.")
         self.optimizer.zero_grad()
-        value, count = read_loss(loss(self.model, batch))
-        mean = value if count is None else value / count
+        parts = read_loss(loss(self.model, batch))
+        mean = parts.loss if parts.num_counted is None else parts.loss / parts.num_counted
         mean.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.report(loss=mean)
+        self._metrics = {**self._metrics, **parts.metrics}
         return mean.detach()
 
     def report(self, *, loss: Tensor | float | None = None, samples: int | None = None, **metrics: float) -> None:

@@ -18,6 +18,7 @@ import torch
 from carpool.core.errors import CarpoolError
 from carpool.jobs.program import Program
 from carpool.runtime.engine.adaptive_batch import GradientNoiseMeter, apply_batch_size
+from carpool.runtime.engine.custom_step import check_custom_step
 from carpool.runtime.engine.determinism import intra_op_threads
 from carpool.runtime.engine.flat_buffers import Contribution, StepSums
 from carpool.runtime.engine.forward_backward import Step
@@ -183,7 +184,7 @@ class Worker:
         self._is_torn = False
         if context.token is not None:
             context.token.step_done(is_idle=not (trainer.evaluation_due or context.halt_requested))
-        if context.proceed.rank == 0 and (report := context.rate_meter.count(done, trainer.progress.metrics)):
+        if context.proceed.rank == 0 and (report := context.rate_meter.count(done, trainer.all_metrics)):
             noise = None if self._noise is None else self._noise.scale
             self._channel.send(replace(report, noise=noise, memory_bytes=peak_memory(trainer.device)))
         for note in trainer.take_notes():
@@ -192,6 +193,10 @@ class Worker:
     def _local_step(self, step: Step, context: RankContext) -> StepSums:
         trainer = self._trainer
         self._faults.inject(step, context.proceed.rank, context.pieces)
+        if trainer.training.step is not None:
+            self._swap.await_state()
+            self._is_torn = True  # the user's function updates the weights at any time
+            return trainer.custom_step(step, context)
         if trainer.is_single_pass(step):
             loss = trainer.single_pass(step, context)
             self._swap.await_state()
@@ -373,6 +378,7 @@ class Worker:
         trainer = self._trainer
         self._newest_epoch, self._context = proceed.epoch, None
         try:
+            check_custom_step(trainer.training, devices=proceed.size)
             apply_batch_size(trainer, proceed, self._batch_size, per_device=self._program.batch_per_device)
         except CarpoolError as error:
             self._channel.send(WorkerFailed("input", str(error), trainer.cursor.step))
@@ -380,6 +386,7 @@ class Worker:
         if proceed.threads:
             torch.set_num_threads(proceed.threads)
         trainer.limits = proceed.limits
+        trainer.is_first_rank = proceed.rank == 0
         try:
             context = self._joiner.join(proceed, fds)
         except StepAborted as error:
