@@ -225,6 +225,11 @@ class OnlineEstimator(Estimator):
         typical = self._typical_s() * self._alone(spec.id)
         return Estimate(typical, typical)
 
+    def knows_length(self, job: Job) -> bool:
+        spec = job.spec
+        is_declared = spec.work is not None or spec.id in self._totals
+        return is_declared or self.curves.remaining(spec.id, job.done) is not None
+
     def move_s(self, spec: JobSpec) -> float | None:
         return self.moves.move_s(spec)
 

@@ -65,6 +65,10 @@ class Estimator(ABC):
         """Whether the job's rates are units of work per second, and not only comparable with each other."""
         return True
 
+    def knows_length(self, job: Job) -> bool:
+        """Whether `remaining` rests on evidence about the job, and is not only a guess to plan with."""
+        return True
+
     def similarity_key(self, spec: JobSpec) -> Hashable:
         """What answers about the job alone depend on: its rates without neighbours, memory and batch sizes.
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from carpool.cli.render.job_rows import short
+from carpool.cli.render.job_rows import job_row, short
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,14 @@ from carpool.cli.render.job_rows import short
 def test_a_long_name_is_shortened_in_the_middle(name: str, limit: int, expected: str) -> None:
     assert short(name, limit) == expected
     assert len(expected) <= limit
+
+
+@pytest.mark.parametrize(
+    ("phase", "ends_in", "shown"),
+    [("running", None, "?"), ("waiting", None, ""), ("running", {"mean_s": 30.0, "std_s": 4.0}, "30 s ± 4 s")],
+)
+def test_an_unknown_time_left_of_a_running_job_is_a_question_mark(
+    phase: str, ends_in: dict[str, float] | None, shown: str
+) -> None:
+    job = {"id": "a", "user": "", "phase": phase, "holds": [], "steps": 3.0, "total_steps": None, "loss": None}
+    assert job_row({**job, "steps_per_s": 1.0, "ends_in": ends_in})[-1] == shown

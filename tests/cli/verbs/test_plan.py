@@ -62,6 +62,7 @@ def test_json_has_times_and_their_basis(capsys: pytest.CaptureFixture[str], prof
     assert a["allocations"][0]["devices"] == ["cpu:0"]
     assert b["start_s"] == a["end_s"]  # because of `after`
     assert (b["steps"], b["basis"], b["spread"]) == (None, "guessed; length guessed", 1.0)
+    assert b["end_s"] is b["end_range_s"] is None
     assert shell["start_s"] == 0.0
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from carpool.cli.main import run
+from carpool.cli.verbs.simulate import progress_lines
 
 ROWS = ["job,submit_s,gpus,work_s", "a,0,1,10", "b,1,2,20", "c,2,1,5"]
 KEYS = [
@@ -287,3 +288,13 @@ def test_output_of_a_policy_stays_out_of_the_json(
     path.write_text(PRINTING_POLICY, encoding="utf-8")
     assert simulate(trace, "--json", "--policy", f"{path}:Faulty", *also) == 1
     json.loads(capfd.readouterr().out)
+
+
+def test_progress_without_a_terminal_is_a_line_every_few_seconds() -> None:
+    now, lines = 0.0, list[str]()
+    report = progress_lines(lines.append, clock=lambda: now, every_s=5.0)
+    for second in range(12):
+        now = float(second)
+        report("carpool", second / 20)
+        report("fifo", second / 12)
+    assert lines == ["jobs submitted: carpool 25%, fifo 33%", "jobs submitted: carpool 50%, fifo 75%"]

@@ -7,9 +7,19 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.errors import CarpoolError
 from carpool.core.estimates import DeclaredEstimator, Estimate
-from carpool.core.messages import JobFinished, JobSubmitted, LimitsChanged, Record
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    JobFinished,
+    JobSubmitted,
+    LimitsChanged,
+    ProgressReported,
+    Record,
+    Woke,
+)
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
@@ -107,6 +117,21 @@ def test_nobody_waits_for_ever(patience_s: float, waits: bool) -> None:
     run = drive(Carpool(patience_s=patience_s), ONE, [job("long", work=60.0), *stream], PlainWorld())
     ended = {fact.job: record.at for record in run.records for fact in record.facts if isinstance(fact, JobFinished)}
     assert (ended[JobId("long")] > 1_000.0) is waits
+
+
+def test_a_long_job_behind_a_stream_of_short_ones_starts_within_hours() -> None:
+    stream = [job(f"s{i}", work=60.0, at=60.0 * i) for i in range(720)]
+    run = drive(Carpool(), ONE, [job("long", work=3600.0), *stream], PlainWorld())
+    changes = [
+        (record.at, change)
+        for record in run.records
+        if record.planned is not None
+        for change in record.planned.changes
+        if change.job == "long" and change.allocation is not None
+    ]
+    assert changes[0][0] < 2 * 3600.0
+    ended = {fact.job: record.at for record in run.records for fact in record.facts if isinstance(fact, JobFinished)}
+    assert ended[JobId("long")] < 720 * 60.0  # before the stream ends
 
 
 def test_jobs_share_a_device_only_where_that_is_believed_to_help() -> None:
@@ -236,3 +261,24 @@ def test_limits_that_change_are_obeyed_whatever_was_known_before() -> None:
     scheduler.handle(10.0, [LimitsChanged(JobId("a"), 1, 1)])
     scheduler.check()
     assert held(scheduler)["a"] == 1
+
+
+def test_a_job_of_unknown_rates_starts_narrow_and_keeps_the_width_that_measured_faster() -> None:
+    cluster = Cluster.build([(1, 2, "cpu")])
+    estimator = OnlineEstimator(cluster)
+    scheduler = Scheduler(cluster, Carpool(), estimator=estimator)
+    spec = JobSpec(JobId("mlp"), 1, 100_000.0, min_devices=1, max_devices=2)
+    measured = {1: 100.0, 2: 40.0}  # steps per second: a second device slows it down
+    orders, widths, at, done = scheduler.handle(0.0, [JobSubmitted(spec)]), list[int](), 0.0, 0.0
+    for _ in range(12):
+        for order in orders:
+            if isinstance(order, Assign):
+                widths.append(order.allocation.num_devices)
+                scheduler.handle(at, [AssignApplied(spec.id, order.generation, done)])
+        at, done = at + 15.0, done + 15.0 * measured[widths[-1]]
+        generation = scheduler.jobs[spec.id].generation
+        orders = scheduler.handle(at, [ProgressReported(spec.id, generation, done, measured[widths[-1]])])
+        orders += scheduler.handle(at, [Woke()]) if scheduler.wake_at is not None and scheduler.wake_at <= at else []
+    assert widths[0] == 1
+    assert widths[-1] == 1
+    assert len(widths) <= 3

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.service.queries.present import read_log
+from carpool.backends.online_estimator import OnlineEstimator
+from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
+from carpool.core.topology import Cluster
+from carpool.service.queries.present import expected_end, read_log
 
 
 @given(text=st.text(), most=st.integers(1, 9))
@@ -28,3 +31,15 @@ def test_an_incomplete_character_is_read_later(tmp_path: Path) -> None:
     path.write_bytes("ä".encode() + "ö".encode()[:1])
     assert read_log(path, 0, 99, is_over=False).text == "ä"
     assert read_log(path, 0, 99, is_over=True).text == "ä\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_job_of_unknown_length_has_no_expected_end() -> None:
+    cluster = Cluster.build([(1, 1, "cpu")])
+    estimator = OnlineEstimator(cluster)
+    held = Allocation.of(0)
+    job = Job(JobSpec(JobId("sleep")), 0, 0.0, Phase.RUNNING, held, 1, held, 1, done=5.0, rate=1.0)
+    assert expected_end(job, 10.0, estimator) is None
+    estimator.expect(JobId("sleep"), 25.0)
+    found = expected_end(job, 10.0, estimator)
+    assert found is not None
+    assert found.mean_s == 10.0

@@ -91,8 +91,13 @@ def job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
         step if job["steps"] or total else "",
         "" if loss is None else f"{loss:.4f}",
         f"{job['steps_per_s']:.1f}" if job["steps_per_s"] else "",
-        "" if left is None else f"{span(left['mean_s'])} ± {span(left['std_s'])}",
+        _time_left(job) if left is None else f"{span(left['mean_s'])} ± {span(left['std_s'])}",
     )
+
+
+def _time_left(job: Mapping[str, Any]) -> str:
+    """The time left where it is unknown: only a running job has one."""
+    return "?" if job["phase"] == "running" else ""
 
 
 def _device(share: Mapping[str, Any]) -> str:

@@ -142,8 +142,14 @@ def row(job: JobId, account: JobAccount, total: float | None, names: Mapping[int
         step if account.done or total else "",
         "" if loss is None else f"{loss:.4f}",
         f"{account.rate:.1f}" if account.rate else "",
-        "" if left is None or account.ended_at is not None else span(max(0.0, left)),
+        _time_left(account, left),
     )
+
+
+def _time_left(account: JobAccount, left_s: float | None) -> str:
+    if account.ended_at is not None or account.held is None:
+        return ""
+    return "?" if left_s is None else span(max(0.0, left_s))
 
 
 def progress(account: JobAccount, total: float | None) -> str:

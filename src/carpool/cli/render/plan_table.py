@@ -13,7 +13,7 @@ from carpool.backends.job_accounting import JobAccount
 from carpool.cli.render.job_rows import short
 from carpool.cli.render.live_table import held
 from carpool.core.units import format_params
-from carpool.service.queries.forecast import Forecast, JobForecast
+from carpool.service.queries.forecast import GUESSED_S, Forecast, JobForecast
 from carpool.sim.report.units import duration
 
 _WIDTH, _TIMELINE = 140, 60
@@ -55,6 +55,9 @@ def _summary_lines(forecast: Forecast, policy: str) -> Iterator[str]:
         if deadline and (end is None or end > deadline):
             when = "never ends" if end is None else f"ends after {duration(end)}"
             yield f"{job.account.spec.id} misses its deadline of {duration(deadline)}: it {when}"
+    unknown = sum(job.steps is None for job in forecast.jobs)
+    if unknown:
+        yield f"the length of {unknown} of {summary.jobs} jobs is unknown: each is simulated as {duration(GUESSED_S)}"
     if any("guessed" in job.basis for job in forecast.jobs):
         yield "some rates or lengths are guesses: measure them with carpool profile ENTRY, or add --probe"
 
@@ -66,12 +69,18 @@ def _row(job: JobForecast, names: dict[int, str]) -> tuple[str, ...]:
         short(account.spec.id),
         "never" if first is None else held(first, names),
         "–" if job.starts_at is None else duration(job.starts_at),
-        "never" if account.ended_at is None else duration(account.ended_at),
+        _end(job),
         "–" if job.range_s is None else " … ".join(map(duration, job.range_s)),
         "?" if job.steps is None else f"{job.steps:.0f}",
         "?" if job.steps_per_s is None else f"{job.steps_per_s:.1f}",
         f"{job.basis} (± {job.spread:.0%})" if first is not None else job.basis,
     )
+
+
+def _end(job: JobForecast) -> str:
+    if job.account.ended_at is None:
+        return "never"
+    return "?" if job.ends_at is None else duration(job.ends_at)
 
 
 def timeline(forecast: Forecast) -> list[str]:

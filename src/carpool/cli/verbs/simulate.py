@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _MIN_ROUND_S = 0.001
+_LINE_EVERY_S = 5.0  # between lines of progress where stderr is no terminal
 _EPILOG = """\b
 Examples:
   carpool simulate --trace philly.csv --cluster 64x8xV100 --policy fifo --policy srtf --policy las
@@ -65,7 +67,7 @@ def simulate(policies: tuple[str, ...], as_json: bool, report: str, **options: A
     if options["seed"] is None:
         options["seed"] = seed_in_file(options["world"])
     requests = [SimulationRequest(policy=policy, record=bool(report), **options) for policy in policies]
-    with guard_stdout(), _progress(policies, shown=not as_json and sys.stderr.isatty()) as report_progress:
+    with guard_stdout(), _progress(policies, bars=not as_json and sys.stderr.isatty()) as report_progress:
         results = compare(requests, report_progress)
         bound_s = weighted_jct_bound_s(requests[0])
     if report:
@@ -171,14 +173,32 @@ def _print(results: Sequence[SimulationResult], report: str, bound_s: float | No
         click.echo(f"wrote {report}", err=True)
 
 
+def progress_lines(
+    write: Callable[[str], None], clock: Callable[[], float] = time.monotonic, every_s: float = _LINE_EVERY_S
+) -> Callable[[str, float], None]:
+    """A progress callback that writes one line for all policies every few seconds: ``carpool 12 %, fifo 80 %``."""
+    parts: dict[str, float] = {}
+    written = clock()
+
+    def report(policy: str, part: float) -> None:
+        nonlocal written
+        parts[policy] = part
+        if clock() - written >= every_s:
+            written = clock()
+            write("jobs submitted: " + ", ".join([f"{name} {done:.0%}" for name, done in parts.items()]))
+
+    return report
+
+
 @contextmanager
-def _progress(policies: Sequence[str], *, shown: bool) -> Iterator[Callable[[str, float], None] | None]:
-    if not shown:
-        yield None
+def _progress(policies: Sequence[str], *, bars: bool) -> Iterator[Callable[[str, float], None]]:
+    """Bars on a terminal, else a line on stderr every few seconds, so that a long run in a pipe is seen to move."""
+    if not bars:
+        yield progress_lines(print_note)
         return
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks = {policy: bars.add_task(policy, total=1.0) for policy in policies}
-        yield lambda policy, part: bars.update(tasks[policy], completed=part)
+    with Progress(console=Console(stderr=True), transient=True) as shown:
+        tasks = {policy: shown.add_task(policy, total=1.0) for policy in policies}
+        yield lambda policy, part: shown.update(tasks[policy], completed=part)

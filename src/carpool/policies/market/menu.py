@@ -64,7 +64,8 @@ def build_menu(
 ) -> Menu:
     """Build the menu of all jobs. While rates are estimates, a job gets at most `growth` times what it has tried.
 
-    A job that has never run gets at most an equal share.
+    A job that has never run gets at most an equal share, and its least number while even the scale of its rates is
+    unknown: more devices may be slower.
     """
     likes = [view.estimates.similarity_key(job.spec) for job in jobs]
     holdings = _holdings(view, jobs, likes, known)
@@ -89,7 +90,8 @@ def build_menu(
         stay_rates=np.zeros(len(jobs)),
     )
     narrowest = np.array([job.spec.narrowest for job in examples.values()])[of]
-    _hold_back(menu, np.array([row.is_guess for row in rows])[of], narrowest, tried, limits.growth)
+    is_new = np.array([not view.estimates.knows_scale(job.spec) for job in jobs])
+    _hold_back(menu, np.array([row.is_guess for row in rows])[of], narrowest, is_new, tried, limits.growth)
     runs = np.flatnonzero(held != NONE)
     menu.stay_rates[runs] = rates[runs, held[runs]]
     for row in runs.tolist():
@@ -182,11 +184,16 @@ def _rows(
 
 
 def _hold_back(
-    menu: Menu, is_guess: NDArray[np.bool_], narrowest: Places, tried: dict[JobId, int], growth: int
+    menu: Menu,
+    is_guess: NDArray[np.bool_],
+    narrowest: Places,
+    is_new: NDArray[np.bool_],
+    tried: dict[JobId, int],
+    growth: int,
 ) -> None:
     """Remove options that jobs with estimated rates may not have yet.
 
-    `is_guess` is [job, offer], `narrowest` [job]; rows of certain jobs have no guesses.
+    `is_guess` is [job, offer], `narrowest` and `is_new` [job]; rows of certain jobs have no guesses.
     """
     if menu.is_sure.all():
         return
@@ -195,6 +202,7 @@ def _hold_back(
     for row, job in enumerate(menu.jobs):
         if job.spec.id in tried:
             most[row] = growth * max(tried[job.spec.id], job.spec.narrowest)
+    most[is_new] = narrowest[is_new]
     widths = np.array([offer.width for offer in menu.offers])
     struck = is_guess & (widths > most[:, None])
     holds = np.flatnonzero(menu.held != NONE)

@@ -31,6 +31,8 @@ _STAYS = 1.02  # bonus on the current holding, so that ties move no job
 _LEAST = 0.01  # of a job's value remains, however expensive a move
 _TINY = 1e-9  # least work
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
+_QUEUES = 2.0  # times that the work of all other jobs may pass a waiting job before its weight doubles
+_MOST_DOUBLED = 30.0  # times that waiting doubles a weight
 _EXPLAINED = 2  # changes up to which a plan's reason explains each
 
 
@@ -59,7 +61,7 @@ class Carpool(Policy):
     trust: float = 1.1
     move_s: float = 0.1  # cost of a move the estimator does not know
     horizon_s: float = 1000.0
-    patience_s: float = 86400.0  # waiting time that adds a job's weight once more
+    patience_s: float = 600.0  # a job that waited this long, or as long as the queue takes, counts more and more
     interval_s: float = 60.0  # plan again after this, or up to four times as often, while rates are estimates
     _memo: EstimateCache = field(default_factory=EstimateCache, init=False, repr=False, compare=False)
 
@@ -78,7 +80,7 @@ class Carpool(Policy):
         if self.together < 1 or self.trust < 1.0 or self.patience_s <= 0.0:
             raise InputError(
                 f"together {self.together}, trust {self.trust} or patience_s {self.patience_s} is too small",
-                way_out="Such as carpool:together=2:trust=1.1:patience_s=86400.",
+                way_out="Such as carpool:together=2:trust=1.1:patience_s=600.",
             )
 
     def plan(self, view: Snapshot) -> Plan:
@@ -116,7 +118,8 @@ class Carpool(Policy):
         menu = build_menu(view, jobs, memory.tried, GrowthLimits(self.growth, self.trust, self.tunes), self._memo)
         if not menu.offers:
             return None
-        work, weights = self._work(view, menu, memory), self._weights(view, jobs)
+        work = self._work(view, menu, memory)
+        weights = self._weights(view, jobs, _QUEUES * _others_s(menu, work))
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
             market = Market(menu.rates, menu.needs, menu.supply, market.seconds().min(axis=1).clip(_TINY, 1e12), work)
@@ -135,13 +138,16 @@ class Carpool(Policy):
             memory.outlook = relative_prices(market, at)
         return memory.outlook.along
 
-    def _weights(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
+    def _weights(self, view: Snapshot, jobs: Sequence[Job], queue_s: Floats) -> Floats:
+        """Weights, doubled whenever a job has waited once more for `queue_s` [job], or `patience_s` if longer."""
         weights = np.array([job.spec.weight for job in jobs])
-        for row, job in enumerate(jobs):
-            age = view.at - job.submitted_at
-            if age > self.patience_s:
-                waited = age - view.attained_s(job) / job.spec.narrowest
-                weights[row] *= max(1.0, 1.0 + waited / self.patience_s)
+        begun = np.array([view.at if job.desired is None else job.since for job in jobs])
+        bound = begun - np.array([job.submitted_at for job in jobs])  # of the time that each has waited
+        patience = np.maximum(self.patience_s, queue_s)
+        for row in np.flatnonzero(bound > patience).tolist():
+            job = jobs[row]
+            waited = view.at - job.submitted_at - view.attained_s(job) / job.spec.narrowest
+            weights[row] *= 2.0 ** min(_MOST_DOUBLED, max(0.0, waited / float(patience[row]) - 1.0))
         return weights
 
     def _work(self, view: Snapshot, menu: Menu, memory: PolicyMemory) -> Floats:
@@ -209,6 +215,14 @@ class Carpool(Policy):
         explained = changed if len(changed) <= _EXPLAINED else []
         words = [f"{job.id} {explain_job(quote, job, draft.holding)}" for job in explained]
         return "; ".join([f"{runs} of {len(menu.jobs)} jobs run", explain_prices(quote), *words])
+
+
+def _others_s(menu: Menu, work: Floats) -> Floats:
+    """[job]: seconds in which all devices would do the work of all other jobs, each on its most efficient option."""
+    with np.errstate(divide="ignore"):
+        each = (menu.needs.sum(axis=1) / menu.rates).min(axis=1) * work
+    each = np.where(np.isfinite(each), each, 0.0)
+    return np.asarray((each.sum() - each) / max(1.0, menu.supply.sum()))
 
 
 def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Floats, Floats]:

@@ -24,7 +24,7 @@ from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.estimated import EstimatorWorld
 
 DEFAULT_COSTS = Costs(start_s=1.0, resize_s=0.2, end_s=0.1)  # of jobs without a profile
-_GUESSED_S = 120.0  # length on one device of a job of unknown length
+GUESSED_S = 120.0  # length on one device of a job of unknown length
 _DRAWS = 40
 _LOW, _HIGH = 0.1, 0.9  # quantiles of the range of an end
 _GUESS_SPREAD = 1.0  # relative spread of a guessed length
@@ -36,11 +36,16 @@ class JobForecast:
 
     account: JobAccount
     starts_at: float | None  # None: never
-    range_s: tuple[float, float] | None  # 10 % and 90 % quantiles of its end
+    range_s: tuple[float, float] | None  # 10 % and 90 % quantiles of its end; None: unknown
     steps: float | None  # None: unknown
     steps_per_s: float | None  # on its first allocation
     spread: float  # relative standard deviation of its rate, or of a guessed length
     basis: str
+
+    @property
+    def ends_at(self) -> float | None:
+        """When it ends; None: never, or its length is unknown."""
+        return None if self.steps is None else self.account.ended_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ def _with_length(
         return replace(spec, work=total)
     one = Placement(((Kind(devices[0].kind), spec.narrowest),))
     rate = OnlineEstimator(cluster, initial_speeds(devices), profiles).rate(spec, one).mean
-    return replace(spec, work=rate * min(_GUESSED_S, time_limit_s or _GUESSED_S))
+    return replace(spec, work=rate * min(GUESSED_S, time_limit_s or GUESSED_S))
 
 
 def _first_rate(
@@ -135,7 +140,7 @@ def _job_forecast(
     rate, spread, basis = first_rate
     ends = sorted(ends)
     span = None
-    if ends and account.ended_at is not None:
+    if ends and account.ended_at is not None and total is not None:
         low, high = (ends[int(quantile * (len(ends) - 1))] for quantile in (_LOW, _HIGH))
         span = (min(low, account.ended_at), max(high, account.ended_at))
     is_guess = basis.startswith("guessed")
@@ -164,7 +169,7 @@ def _job_json(job: JobForecast, names: Mapping[int, str]) -> Json:
     return {
         "name": account.spec.id,
         "start_s": job.starts_at,
-        "end_s": account.ended_at,
+        "end_s": job.ends_at,
         **({"deadline_s": account.spec.deadline_s} if account.spec.deadline_s else {}),
         **({"params": dict(account.spec.params)} if account.spec.params else {}),
         "end_range_s": None if job.range_s is None else list(job.range_s),

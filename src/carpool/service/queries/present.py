@@ -151,8 +151,11 @@ def exit_code(phase: Phase, error: str) -> int | None:
 
 
 def expected_end(job: Job, at: float, estimates: Estimator) -> TimeEstimate | None:
-    """Estimate the seconds a running job needs on its current devices: remaining work divided by its rate."""
-    if job.observed is None or job.rate <= 0.0:
+    """Estimate the seconds a running job needs on its current devices: remaining work divided by its rate.
+
+    None for a job whose length is unknown.
+    """
+    if job.observed is None or job.rate <= 0.0 or not estimates.knows_length(job):
         return None
     remaining = estimates.remaining(job, at)
     if not 0.0 <= remaining.mean < inf:
