@@ -3,10 +3,9 @@
 python benchmarks/halving.py [--seeds 3] [--devices cpu:2]
 
 A sweep of 16 small classifiers (8 learning rates, 2 widths), once to the end and once with `halving`, on two tasks:
-`digits`, where one trial is clearly best, and `noisy`, where the best trials differ by less than half a percentage
-point and change ranks until the end. `found`: the best trial of halving is within one standard error of the grid's
-best accuracy on the held-out samples; `same`: it is the very same trial. Finished trials must have the bits that they
-have in the grid.
+handwritten `digits`, and `noisy` labels, where the best trials change ranks until the end. `found`: the best trial of
+halving is within one standard error of the grid's best accuracy on the held-out samples; `same`: it is the very same
+trial. Finished trials must have the bits that they have in the grid.
 """
 
 from __future__ import annotations

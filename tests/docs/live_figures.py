@@ -671,7 +671,31 @@ def tuned() -> Iterator[Check]:
         yield "docs/policies/hare.md", f"| `{policy}` | {{}} | {{}} | " + ("no" if policy == "fifo" else "yes"), values
 
 
+def halving() -> Iterator[Check]:
+    rows = results("halving")["rows"]
+    page = "docs/how-to/sweeps.md"
+    portions = {
+        task: [100 * row(rows, task=task, seed=seed)["fraction"] for seed in (1, 2, 3)] for task in ("digits", "noisy")
+    }
+    yield page, "in {}, {} and {} % of the grid's steps", portions["digits"]
+    yield page, "it took {}, {} and {} % of the steps", portions["noisy"]
+    seconds = {
+        (task, kind): [row(rows, task=task, seed=seed)[kind] for seed in (1, 2, 3)]
+        for task in portions
+        for kind in ("halving_s", "grid_s")
+    }
+    noisy, digits = ([*seconds[task, "halving_s"], *seconds[task, "grid_s"]] for task in ("noisy", "digits"))
+    yield page, "the noisy sweeps took {}, {} and {} s against {}, {} and {} s of the grid", noisy
+    yield page, "scikit-learn, {}, {} and {} s against {}, {} and {} s.", digits
+    below = [each for each in rows if not each["same"]]
+    assert [each["task"] for each in below] == ["noisy"]
+    gap = 100 * (below[0]["grid_best"]["val_acc"] - below[0]["halving_best"]["val_acc"])
+    yield page, "with one {} percentage points below it", [gap]
+    assert all(each["found"] and each["equal_bits"] and each["fraction"] <= 0.4 for each in rows)
+
+
 SOURCES = (
+    halving,
     gpu_sharing,
     many,
     competitive,
