@@ -13,7 +13,7 @@ from carpool.core.constraints.pinned_jobs import is_pinned
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job
-from carpool.core.policy import Plan, Policy, Snapshot
+from carpool.core.policy import Plan, Policy, Snapshot, describe_next_end
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups
 from carpool.policies.market.explain import Quote, explain_job, explain_prices
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
@@ -104,6 +104,10 @@ class Carpool(Policy):
         return draft.finish(self._reason(draft, quote), wake_at=self._wake_at(view, quote), note=note)
 
     def why(self, view: Snapshot, job: Job) -> str:
+        if job.id in view.waiting:  # the prices are in the plans' reasons
+            count = job.spec.narrowest
+            wanted = f"waits for {count} device{'s' if count > 1 else ''}"
+            return "; ".join(filter(None, (wanted, describe_next_end(view, job))))
         quote = self._quote(view, PolicyMemory.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
