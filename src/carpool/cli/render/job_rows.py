@@ -41,6 +41,11 @@ def fold_sweeps(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def age_column(jobs: Sequence[Mapping[str, Any]], now: float) -> list[str]:
+    """Time since each job was submitted."""
+    return [span(max(0.0, now - job["submitted_at"])) for job in jobs]
+
+
 def priority_columns(jobs: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[str]]:
     """Columns for priority and time to deadline, each only if a job has one."""
     columns: dict[str, list[str]] = {}
