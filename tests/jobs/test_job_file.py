@@ -180,6 +180,8 @@ BAD = [
     (HEAD + "weight = nan", ["weight is nan"]),
     (HEAD + "devices = 0.5", ["devices is 0.5", "integer"]),
     (HEAD + "devices = true", ["devices is True"]),
+    (HEAD + "devices = 0", ["devices is 0", "at least 1"]),
+    (HEAD + f"devices = {10**400}", ["devices is about 2**1329", "at most"]),
     (HEAD + "min_devices = 4\nmax_devices = 2", ["min_devices is 4", "max_devices 2"]),
     (HEAD + 'memory = "6 gigs"', ["job 'a': memory", "'6 gigs'", "16GiB"]),
     (HEAD + 'time_limit = "soon"', ["time_limit", "'soon'", "90min"]),
@@ -237,6 +239,14 @@ def test_jobs_that_can_never_run_here_are_refused(home: Path, lines: list[str], 
     with pytest.raises(InputError) as caught:
         check_fit(file.jobs, TWO)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_memory_beyond_the_ram_of_a_cpu_machine_is_refused(home: Path) -> None:
+    file = read(home, HEAD + 'memory = "6000GiB"')
+    check_fit(file.jobs, TWO)  # its RAM is unknown
+    node = replace(TWO.nodes[0], resources=HostResources(2, 1 << 34))
+    with pytest.raises(InputError, match=str(1 << 34)):
+        check_fit(file.jobs, Cluster((node,)))
 
 
 def test_at_most_limits_a_sweep(home: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
+from inspect import signature
 from math import isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -217,7 +218,7 @@ def _list_of(items: Sequence[Any]) -> _Check:
 
 def _named_tuple(kind: Any) -> _Check:
     checks = [_check_of(hint) for hint in get_type_hints(kind, include_extras=True).values()]
-    least = len(checks) - len(kind._field_defaults)
+    least = sum(each.default is each.empty for each in signature(kind).parameters.values())
     return lambda value: kind(*[check(item) for check, item in _paired(checks, value, least)])
 
 

@@ -9,7 +9,7 @@ from carpool.core.errors import InputError
 
 _BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_MOST_BYTES = 1 << 62
+_MOST_BYTES = 1 << 53
 _LEAST_CAP = 1 << 20
 _MOST_SECONDS = 1e12  # thirty thousand years
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")

@@ -41,6 +41,12 @@ def check_fit(jobs: Sequence[ListedJob], cluster: Cluster) -> list[str]:
                 f"job {spec.id!r} needs {spec.memory_bytes} bytes of device memory; the largest has {max(sizes)}",
                 way_out="Lower memory, or remove it.",
             )
+        ram = max(node.resources.ram_bytes for node in cluster.nodes)
+        if not any(sizes) and 0 < ram < spec.memory_bytes:  # devices that are CPU cores
+            raise InputError(
+                f"job {spec.id!r} needs {spec.memory_bytes} bytes of memory; the largest node has {ram}",
+                way_out="Lower memory, or remove it.",
+            )
         _check_supplies(spec, cluster)
     return notes
 

@@ -241,7 +241,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         python=table.text("python"),
         memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
         cpus=table.whole("cpus", 0, least=0),
-        seed=table.whole("seed", 0, least=0),
+        seed=table.whole("seed", 0, least=0, most=(1 << 64) - 1),
         exact=exact,
         shards=shards,
         batch_size=batch.whole("size", 0, least=0),
@@ -311,7 +311,7 @@ def _batch(table: Table) -> Table:
 
 
 def _spec(name: str, table: Table, program: Program) -> JobSpec:
-    devices, least, most = (table.whole(key, 0, least=0) for key in ("devices", "min_devices", "max_devices"))
+    devices, least, most = (table.whole(key, 0) for key in ("devices", "min_devices", "max_devices"))
     least = least or (1 if most else devices)
     devices = devices or max(1, least)
     least, most = least or devices, most or max(devices, least)

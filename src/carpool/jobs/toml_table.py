@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from carpool.core.errors import InputError, UnknownName
+from carpool.core.typed_fields import MAX_INT, shown
 
 _MAX = 1 << 53  # JSON readers agree on integers up to here
 
@@ -43,10 +44,12 @@ class Table:
         value = self.values.get(key, default)
         return value if isinstance(value, bool) else self._refuse(key, "Write true or false.")
 
-    def whole(self, key: str, default: int, *, least: int = 1) -> int:
+    def whole(self, key: str, default: int, *, least: int = 1, most: int = MAX_INT) -> int:
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or (value < least and key in self.values):
             self._refuse(key, f"Write an integer of at least {least}.")
+        if value > most:
+            self._refuse(key, f"Write an integer of at most {most}.")
         if value > _MAX:
             self._refuse(key, f"Write at most {_MAX}.")
         return int(value)
@@ -82,4 +85,4 @@ class Table:
         return {name: str(value) for name, value in given.items()}
 
     def _refuse(self, key: str, way_out: str) -> NoReturn:
-        raise InputError(f"{key} is {self.values.get(key)!r}", where=self.where, way_out=way_out)
+        raise InputError(f"{key} is {shown(self.values.get(key))}", where=self.where, way_out=way_out)

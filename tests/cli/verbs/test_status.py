@@ -17,8 +17,8 @@ from tests.support.http_rig import Served
 def test_ps_lists_active_jobs_newest_first(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert stdout_of(capsys, "submit", "-d", job_file(served, "a", "b", "c")) == "a\nb\nc\n"
     heading, *rows = stdout_of(capsys, "ps").splitlines()
-    assert heading.split() == ["JOB", "USER", "PHASE", "DEVICES", "STEP", "LOSS", "STEPS/S", "LEFT"]
-    assert [row.split()[:4] for row in rows] == [
+    assert heading.split() == ["JOB", "USER", "PHASE", "DEVICES", "STEP", "LOSS", "STEPS/S", "LEFT", "AGE"]
+    assert [row[: heading.index("STEP")].split() for row in rows] == [
         ["c", "owner", "waiting"],
         ["b", "owner", "running", "cpu:1"],
         ["a", "owner", "running", "cpu:0"],

@@ -13,6 +13,8 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 from carpool.jobs.job_file import KEYS
 from carpool.runtime.executor.job_folder import JobFolder
+from carpool.service.daemon.loop import ReadOnly
+from carpool.service.http.problems import problem_of_error
 from carpool.service.http.schemas import JobTable
 from tests.support.http_rig import BASE, HttpRig, open_http
 
@@ -274,12 +276,42 @@ def test_metrics_need_a_role_that_sees_all_jobs(tmp_path: Path) -> None:
             'carpool_jobs{phase="running"} 2.0',
             'carpool_jobs{phase="waiting"} 1.0',
             "carpool_devices_held 2.0",
+            "carpool_disk_full 0.0",
             "carpool_decisions_total 1.0",
             'carpool_http_seconds_count{method="POST",route="/v1/jobs",status="201"} 1.0',
             'carpool_http_seconds_count{method="GET",route="/v1/jobs/{job}",status="200"} 1.0',
         ):
             assert line in text.splitlines(), line
         assert (await rig["ada"].get("/metrics")).status_code == 403
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_on_a_full_disk_nothing_is_accepted_and_the_daemon_is_not_ready(tmp_path: Path) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        rig.backend.loop.disk_full = "the disk is full"
+        with pytest.raises(ReadOnly):
+            await rig.backend.loop.submit([])
+        ready = await rig["ada"].get("/v1/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "disk full")
+        assert problem_of_error(ReadOnly("full")).status_code == 507
+        rig.backend.loop.disk_full = ""
+        assert (await rig["ada"].get("/v1/health/ready")).status_code == 200
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_an_unknown_page_is_answered_with_a_page_and_the_api_with_a_problem(
+    tmp_path: Path,
+) -> None:
+    async def scenario(rig: HttpRig) -> None:
+        accept = {"Accept": "text/html"}
+        page = await rig["ada"].get("/nowhere<", headers=accept)
+        problem = await rig["ada"].get("/v1/nowhere", headers=accept)
+        assert [found.status_code for found in (page, problem)] == [404, 404]
+        assert "<h1>Not found</h1>" in page.text
+        assert "nowhere<" not in page.text
+        assert problem.json()["status"] == 404
 
     run_scenario(tmp_path, scenario)
 

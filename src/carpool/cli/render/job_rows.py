@@ -59,6 +59,11 @@ def _merged_params(members: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return merged
 
 
+def age_column(jobs: Sequence[Mapping[str, Any]], now: float) -> list[str]:
+    """Time since each job was submitted."""
+    return [span(max(0.0, now - job["submitted_at"])) for job in jobs]
+
+
 def extra_columns(jobs: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[str]]:
     """Columns for parameters, priority and time to deadline, each only if a job has one."""
     columns: dict[str, list[str]] = {}

@@ -12,6 +12,7 @@ import click
 from carpool.cli.render.job_rows import (
     FOREIGN_HEADINGS,
     HEADINGS,
+    age_column,
     as_columns,
     extra_columns,
     fold_sweeps,
@@ -90,7 +91,8 @@ def _check_phases(phases: Sequence[str]) -> None:
 
 def _print_jobs(listed: Sequence[Mapping[str, Any]]) -> None:
     jobs = fold_sweeps(listed)
-    extra = extra_columns(jobs, time.time())
+    now = time.time()
+    extra = {"age": age_column(jobs, now), **extra_columns(jobs, now)}
     rows = [(*job_row(job), *cells) for job, *cells in zip(jobs, *extra.values(), strict=True)]
     for line in as_columns((*HEADINGS, *extra), rows):
         click.echo(line)

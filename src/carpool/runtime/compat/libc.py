@@ -47,6 +47,7 @@ def features() -> Iterator[Feature]:
     """What of the C library and the kernel is used, and whether it is here."""
     yield Feature("prctl", _missing("prctl"), "Required: without it workers outlive a killed executor.")
     yield Feature("pidfd", _pidfd_problem(), "Required, to detect exits of processes: use Linux 5.3 or newer.")
+    yield Feature("fallocate", _missing("fallocate"), "A long log is emptied, instead of freed from its beginning.")
     yield Feature(
         "malloc",
         _missing("mallopt", "malloc_trim"),

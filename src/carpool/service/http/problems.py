@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Match
 
 from carpool.backends.executors import ExecutorGone
@@ -34,6 +35,16 @@ _STATUSES: dict[type[CarpoolError], int] = {
     ReadOnly: 507,
     ExecutorGone: 503,
 }
+
+
+_NOT_FOUND = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Not found – carpool</title>
+<link rel="stylesheet" href="/dashboard/dashboard.css"></head>
+<body><main><div class="empty tall" role="alert"><h1>Not found</h1><p>There is no page <code>{path}</code>.</p>
+<p><a href="/jobs">All jobs</a> · <a href="/cluster">Cluster</a></p></div></main></body>
+</html>
+"""
 
 
 class FieldError(BaseModel):
@@ -124,6 +135,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.NOT_FOUND and _is_page(request):
+            return HTMLResponse(_NOT_FOUND.format(path=escape(request.url.path)), error.status_code, headers)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = ", ".join(sorted(_methods(request)))
         return problem(error.status_code, str(error.detail), headers=headers)
