@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.job_state.actions import BatchSplit
-from carpool.runtime.job_state.batch_split import BatchSplitter, LearningRateGain
+from carpool.runtime.job_state.batch_split import BatchSplitter, LearningRateGain, MemoryShortage, why_not_split
 from carpool.runtime.job_state.proportional_split import SETTLED
 from carpool.runtime.job_state.types import JobOptions, ProcessGroupEpoch, Target, WorkerSlot
-from carpool.runtime.process.protocol import Contributed, Ready
+from carpool.runtime.process.protocol import Contributed, Ready, WorkerFailed
 
 DEVICES = {0: LocalDevice(0, "cpu:0", "cpu1", cores=(0,)), 1: LocalDevice(1, "cpu:1", "cpu2", cores=(0, 1))}
 BOTH = (WorkerSlot(0), WorkerSlot(1))
@@ -163,3 +164,11 @@ def test_threads_are_the_cores_of_a_device_or_on_a_gpu_those_requested() -> None
     asking, plain = BatchSplitter(devices, JobOptions(cpus=6), ()), BatchSplitter(devices, JobOptions(), ())
     assert [asking.threads(WorkerSlot(device, 0.5)) for device in (0, 1)] == [6, 2]
     assert plain.threads(WorkerSlot(0, 1.0)) == 1
+
+
+def test_a_leak_is_not_reported_as_a_batch_that_is_too_large() -> None:
+    leak = WorkerFailed("memory", "out of memory", 1342, samples=1, growth="Memory grew from 1 MiB to 9 MiB: a leak.")
+    shortage = MemoryShortage(leak, DEVICES[0], 64)
+    assert "Memory grew" in why_not_split(shortage, JobOptions(), None)
+    fits = MemoryShortage(replace(leak, growth=""), shortage.device, 64)
+    assert why_not_split(fits, JobOptions(), None) == ""

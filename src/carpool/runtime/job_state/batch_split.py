@@ -245,7 +245,9 @@ class MicroBatching:
 def why_not_split(shortage: MemoryShortage, options: JobOptions, ready: Ready | None) -> str:
     """Why a job must fail instead of using micro-batches, and the way out; empty: it may use them."""
     lower = f"lower batch_size ({shortage.batch_size})"
-    if not shortage.failure.samples:
+    if shortage.failure.growth:
+        why = shortage.failure.growth
+    elif not shortage.failure.samples:
         why = "It was not a training pass: evaluate in smaller batches, or choose a smaller model."
     elif options.exact:
         why = f"Micro-batches would change the bits of an exact job: {lower}, or set exact = false."

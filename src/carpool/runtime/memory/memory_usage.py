@@ -80,6 +80,39 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def current_memory(device: torch.device) -> int:
+    """Bytes that this process holds now: in tensors on the GPU, or resident on the host."""
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else _status()["VmRSS"]
+
+
+class MemoryGrowth:
+    """Tells a leak from a batch that never fitted: compares the memory held after the first steps with now."""
+
+    _SETTLED = 3  # steps after which optimizer state and caches exist
+    _FACTOR = 1.5  # of growth that is called a leak
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._steps = 0
+        self._settled_bytes = 0
+
+    def count_step(self) -> None:
+        self._steps += 1
+        if self._steps == self._SETTLED:
+            self._settled_bytes = current_memory(self._device)
+
+    def description(self) -> str:
+        """How memory grew; empty if it did not, or too few steps were made to know."""
+        now = current_memory(self._device) if self._settled_bytes else 0
+        if now <= self._FACTOR * max(self._settled_bytes, 1):
+            return ""
+        before, after = (f"{size / 2**20:.0f} MiB" for size in (self._settled_bytes, now))
+        return (
+            f"Memory grew from {before} after {self._SETTLED} steps to {after} after {self._steps}: a leak. Keep "
+            "numbers or detached tensors of a step (loss.item(), loss.detach()), not tensors with their graph."
+        )
+
+
 def has_free_memory(device: torch.device, most: int) -> bool:
     """Whether a GPU has 1.5 times so many bytes free; the extra half is for the other jobs."""
     return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 1.5 * most

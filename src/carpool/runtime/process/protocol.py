@@ -367,6 +367,7 @@ class WorkerFailed(Message):
     error: str
     step: int = 0
     samples: int = 0  # of this worker's part of the step, when it ran out of memory
+    growth: str = ""  # how memory grew over good steps before it ran out; empty: it did not
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from carpool.runtime.engine.forward_backward import Step
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.errors import CheckpointError, LeaveRequested, StateLost
 from carpool.runtime.memory.device_state import DeviceState
-from carpool.runtime.memory.memory_usage import peak_memory, release_memory
+from carpool.runtime.memory.memory_usage import MemoryGrowth, peak_memory, release_memory
 from carpool.runtime.memory.swap_client import SwapClient
 from carpool.runtime.process.channel import Channel, Closed, ProtocolError, Received, close_all
 from carpool.runtime.process.protocol import (
@@ -90,6 +90,7 @@ class Worker:
         self._trainer = trainer
         self._counter = counter
         self._program = program
+        self._growth = MemoryGrowth(trainer.device)
         self._batch_size = trainer.batch_size
         self._noise = GradientNoiseMeter(trainer.layout.parameters) if program.tune else None
         self._faults = FaultInjector.of(begin.job)
@@ -135,8 +136,10 @@ class Worker:
         error, context = root_cause(raised), self._context
         message = failure_message(error, self._trainer.cursor.step)
         out_of_memory = is_out_of_memory(error)
-        if out_of_memory and context is not None and not self._is_torn and not self._trainer.evaluation_due:
-            message = replace(message, samples=self._trainer.next_step(context.parts).samples_in(context.pieces))
+        if out_of_memory:
+            is_pass = context is not None and not self._is_torn and not self._trainer.evaluation_due
+            samples = self._trainer.next_step(context.parts).samples_in(context.pieces) if context and is_pass else 0
+            message = replace(message, samples=samples, growth=self._growth.description())
         self._context = None
         self._channel.send(message)
         if is_device_fault(error) or (out_of_memory and self._is_torn):
@@ -181,6 +184,7 @@ class Worker:
             done = trainer.advance(step, sums)
         self._swap.enter_region()
         self._counter.set(done.step)
+        self._growth.count_step()
         self._is_torn = False
         if context.token is not None:
             context.token.step_done(is_idle=not (trainer.evaluation_due or context.halt_requested))
