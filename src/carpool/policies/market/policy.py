@@ -13,8 +13,9 @@ from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Allocation, Job
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.market.colocation_groups import ColocationGroups, form_groups
+from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, form_lane_groups
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
+from carpool.policies.market.lane_groups import MOST, Bids
 from carpool.policies.market.menu import GrowthLimits, Menu, build_menu, shape_of
 from carpool.policies.market.placement import place_all
 from carpool.policies.market.policy_memory import EstimateCache, Offer, PolicyMemory
@@ -131,6 +132,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10.0 or seconds == 0.0 else f"{seconds:.2g} s"
 
 
+_UNPREDICTED = 2  # jobs on one device where the estimator cannot tell what shares do
 _WITH_GROUPS = 0.6  # how far prices may fall because jobs share devices
 _ROUNDS = 2  # of prices and the order of completion, which depend on each other
 _REPLACED = 0.5  # part of the completed jobs that arrivals replace, where jobs arrive
@@ -157,11 +159,12 @@ class Carpool(Policy):
     """
 
     shares_devices: ClassVar[bool] = True
+    max_virtual: ClassVar[float] = float(MOST)
     tunes: ClassVar[bool] = True  # whether it also chooses batch sizes, where jobs allow it
 
     objective: str = "jct"
     lengths: str = "known"
-    together: int = 2  # most jobs on one device
+    together: int = 0  # most jobs on one device; 0: eight where the estimator predicts what shares do, else two
     growth: int = 4
     trust: float = 1.1
     move_s: float = 0.1  # cost of a move the estimator does not know
@@ -182,7 +185,7 @@ class Carpool(Policy):
                 f"growth is {self.growth}",
                 way_out="Give 2 or more, so that jobs can get more devices than they have tried.",
             )
-        if self.together < 1 or self.trust < 1.0 or self.patience_s <= 0.0:
+        if self.together < 0 or self.trust < 1.0 or self.patience_s <= 0.0:
             raise InputError(
                 f"together {self.together}, trust {self.trust} or patience_s {self.patience_s} is too small",
                 way_out="Such as carpool:together=2:trust=1.1:patience_s=86400.",
@@ -271,7 +274,7 @@ class Carpool(Policy):
         values, stays = self._values(view, quote)
         found: list[tuple[float, ColocationGroups, Choices]] = []
         for level in (prices, _WITH_GROUPS * prices):
-            groups = form_groups(view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo)
+            groups = self._groups(view, quote, values, stays, level)
             choice = solve_knapsack(groups.values, menu.needs, menu.supply, level)
             runs = np.flatnonzero(choice != NONE)
             found.append((float(groups.values[runs, choice[runs]].sum()), groups, choice))
@@ -279,6 +282,15 @@ class Carpool(Policy):
                 break
         _, groups, choice = max(found, key=lambda each: each[0])
         return groups, choice
+
+    def _groups(self, view: Snapshot, quote: Quote, values: Floats, stays: Floats, prices: Floats) -> ColocationGroups:
+        menu, market = quote.menu, quote.market
+        if self.shares_devices and self.together != 1 and view.estimates.predicts_retention:
+            moves = self._moves_s(view, menu.jobs)
+            bids = Bids(quote.worths, values, stays, market.seconds(), market.weights, moves)
+            return form_lane_groups(view, menu, bids, prices, most=self.together or MOST)
+        most = self.together or _UNPREDICTED
+        return form_groups(view, menu, quote.worths, values, stays, prices, most=most, known=self._memo)
 
     def _values(self, view: Snapshot, quote: Quote) -> tuple[Floats, Floats]:
         """[job, offer]: the value of moving there; [job]: the value of staying."""
@@ -347,6 +359,7 @@ class Elastic(Carpool):
     """
 
     shares_devices: ClassVar[bool] = False
+    max_virtual: ClassVar[float] = 1.0
     tunes: ClassVar[bool] = False
 
     together: int = 1
