@@ -13,7 +13,7 @@ from carpool.core.topology import Neighbour, Placement
 from carpool.predictors.sharing.retention import CorePrior, Observed, RetentionModel, Sharer, Traits, shipped_prior
 
 _STEADY = 0.05  # least relative change of a measured group that is learned again
-_UNSURE = 0.5  # most relative spread of a measurement
+_SETTLED = 0.12  # relative spread below which a rate counts as measured: first steps are slower
 
 
 class RateAlone(NamedTuple):
@@ -72,7 +72,8 @@ class GroupRetention:
         bases: list[float] = []
         for member, there in _placed(kind, mix):
             rate, alone = self._rates.measured(member, there), self._rates.rate_alone(member, there)
-            speeds.append(None if rate is None or alone is None else rate.mean / alone.rate)
+            is_known = rate is not None and alone is not None and rate.std <= _SETTLED * rate.mean
+            speeds.append(rate.mean / alone.rate if is_known and rate is not None and alone is not None else None)
             bases.append(1.0 if alone is None else alone.share)
         sharers = tuple([self._sharer(kind, *entry) for entry in mix])
         observed, before = Observed(tuple(speeds), tuple(bases)), self._learned.get(sharers)
@@ -84,11 +85,11 @@ class GroupRetention:
         """The measured rate in exactly this mix over the rate alone on the whole device; None unless both are known."""
         there = self._rates.measured(spec, placement)
         alone = None if there is None else self._rates.rate_alone(spec, placement)
-        if there is None or alone is None:
+        if there is None or alone is None or there.std > _SETTLED * there.mean:
             return None
         under_cap = self.predicted(spec, Placement(placement.groups, alone.share, placement.batch_size)).mean
         kept = min(1.0, there.mean / alone.rate * under_cap)
-        return Estimate(kept, kept * min(_UNSURE, there.std / there.mean))
+        return Estimate(kept, kept * there.std / there.mean)
 
     def _sharer(self, kind: Kind, spec: JobSpec, fraction: float, batch_size: int) -> Sharer:
         model = (spec.model, batch_size or spec.batch_size)

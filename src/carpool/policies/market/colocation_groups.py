@@ -19,11 +19,12 @@ from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.estimator_queries import placed_on, worth_of_step
 from carpool.policies.market.knapsack import NONE, Choices, Floats
-from carpool.policies.market.lane_groups import STAYS, Bids, Block, LaneGroups, considered, sharers_of
+from carpool.policies.market.lane_groups import Bids, Block, LaneGroups, considered, sharers_of
 from carpool.policies.market.menu import Menu
 from carpool.policies.market.policy_memory import EstimateCache
 
 _LITTLE = 1e-6  # least relative gain, above rounding
+_STAYS, _UNMEASURED = 1.1, 1.5  # bonus of a group that runs already: splitting it before it is measured teaches nothing
 _MARGIN = 1.1  # on the predicted memory of a tuned batch
 _MOST = 96  # groups considered, the highest bidders per device first: the work grows with the square
 
@@ -157,7 +158,7 @@ def form_lane_groups(view: Snapshot, menu: Menu, bids: Bids, prices: Floats, *, 
     costs = menu.needs @ prices
     for kind, column in [(o.groups[0][0], c) for c, o in enumerate(menu.offers) if o.width == 1]:
         able = [row for row in rows if menu.rates[row, column] > 0.0 and len(groups.rows(row)) == 1]
-        for block in LaneGroups(view, menu, bids, kind, column, most).merged(able):
+        for block in LaneGroups(view, menu, bids, kind, column, most, sharers).merged(able):
             group = _lane_group(menu, bids, column, block)
             apart = sum(_surplus(groups.values[row], costs) for row in block.rows)
             if _surplus(group.values, costs) > apart * (1.0 + _LITTLE):
@@ -175,7 +176,7 @@ def _lane_group(menu: Menu, bids: Bids, column: int, block: Block) -> Colocation
         is_moved = menu.held[row] != NONE and not block.is_held
         values[column] += speed * (bids.values[row, column] if is_moved else alone)
     if block.is_held:
-        values[column] *= STAYS
+        values[column] *= _STAYS if block.is_measured else _UNMEASURED
     return ColocationGroup(block.rows, values, column if block.is_held else NONE, shares={column: block.shares})
 
 

@@ -19,6 +19,7 @@ from carpool.core.estimates import Estimate, MixEntry
 from carpool.core.model import JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.policies.estimator_queries import memory_of
+from carpool.policies.market.group_trials import SETTLED
 from carpool.policies.market.knapsack import NONE, Floats
 from carpool.policies.market.menu import Menu
 
@@ -29,7 +30,6 @@ _CONSIDERED = 16  # blocks beside those that share devices already
 _OPTIMISM = 0.5  # standard deviations added to a prediction
 _TRIAL_S = 3.0  # what a trial of a group may cost
 _SAVES = 1.03  # least factor by which merging shortens completion times
-STAYS = 1.05  # bonus of a group that shares a device already
 _LEAST = 1e-9
 
 Shares = tuple[float, ...]
@@ -55,6 +55,7 @@ class Block(NamedTuple):
     cost: float  # Σ weight · completion time
     end_s: float
     is_held: bool = False  # they run so already
+    is_measured: bool = False  # the speeds are not only predicted
 
 
 def completion(weights: Sequence[float], seconds: Sequence[float], speeds: Sequence[float]) -> tuple[float, float]:
@@ -85,11 +86,14 @@ class LaneGroups:
     kind: Kind
     column: int
     most: int
+    sharers: Mapping[int, set[int]]
     _known: dict[tuple[int, ...], Block | None] = field(default_factory=dict)
 
     def merged(self, rows: Sequence[int]) -> list[Block]:
-        """Blocks of these rows, merged while that saves completion time."""
-        blocks = [self._single(row) for row in rows]
+        """Blocks of these rows, merged while that saves completion time; groups that run already come first."""
+        held = self._held_blocks(rows)
+        together = {row for block in held for row in block.rows}
+        blocks = [*held, *[self._single(row) for row in rows if row not in together]]
         while len(blocks) > 1:
             best = self._best_merge(blocks)
             if best is None:
@@ -97,6 +101,37 @@ class LaneGroups:
             first, second, joint = best
             blocks = [block for block in blocks if block not in (first, second)] + [joint]
         return [block for block in blocks if len(block.rows) > 1]
+
+    def _held_blocks(self, rows: Sequence[int]) -> list[Block]:
+        """Groups that run already, unless taking turns is better by what was measured."""
+        groups = {tuple(sorted(self.sharers.get(row, ()))) for row in rows}
+        found = [group for group in sorted(groups) if len(group) > 1 and set(group) <= set(rows)]
+        self._evaluate(found)
+        blocks = []
+        for group in found:
+            best, now = self._known[group], self._now(group)
+            if now is not None and not self._is_slower_than_turns(now):
+                blocks.append(now if best is None or best.cost * _SAVES > now.cost else best)
+        return blocks
+
+    def _now(self, rows: tuple[int, ...]) -> Block | None:
+        """A running group at the shares that it has."""
+        shares = tuple([self._held(row) for row in rows])
+        if not self._runs_so(rows, shares):
+            return None
+        (kept,) = self.view.estimates.retention(self.kind, [self._mix(rows, shares)])
+        return self._block(rows, shares, kept)
+
+    def _is_slower_than_turns(self, block: Block) -> bool:
+        """Whether its jobs would end sooner one after another; never while that is only predicted."""
+        if not block.is_measured:
+            return False
+        behind, at, cost = self._behind(block.rows), 0.0, 0.0
+        alone = [(float(self.bids.seconds[row, self.column]), float(self.bids.weights[row])) for row in block.rows]
+        for seconds, weight in sorted(alone, key=lambda each: each[0] / each[1]):
+            at += seconds
+            cost += weight * at
+        return (cost + behind * at) * _SAVES < block.cost + behind * block.end_s
 
     def _best_merge(self, blocks: Sequence[Block]) -> tuple[Block, Block, Block] | None:
         pairs = [pair for pair in combinations(blocks, 2) if len(pair[0].rows) + len(pair[1].rows) <= self.most]
@@ -176,7 +211,8 @@ class LaneGroups:
         cost, end_s = completion(
             weights, [s + x * each for s, each, x in zip(seconds, late, speeds, strict=True)], speeds
         )
-        return Block(rows, shares, speeds, cost, end_s, is_held)
+        is_measured = all(each.std <= SETTLED * each.mean for each in kept)
+        return Block(rows, shares, speeds, cost, end_s, is_held, is_measured)
 
     def _change_s(self, row: int, share: float) -> float:
         """Seconds that a running job stands still for another share."""
@@ -187,7 +223,7 @@ class LaneGroups:
         jobs = [self.menu.jobs[row] for row in rows]
         held = [job.desired for job in jobs]
         first = held[0]
-        if first is None or any(each is None or each.devices() != first.devices() for each in held):
+        if first is None or any(each is None or not each.same_devices(first) for each in held):
             return False
         there = {resident.job for device in first.devices() for resident in self.view.occupancy.residents(device)}
         return there == {job.id for job in jobs} and all(

@@ -14,6 +14,7 @@ from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Allocation, Job
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, form_lane_groups
+from carpool.policies.market.group_trials import explain_sharing
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
 from carpool.policies.market.lane_groups import MOST, Bids
 from carpool.policies.market.menu import GrowthLimits, Menu, build_menu, shape_of
@@ -47,7 +48,7 @@ def explain_job(quote: Quote, job: Job, holding: Callable[[Job], Allocation | No
     words = _explain_holding(quote, row, shape_of(menu.cluster, held))
     if held.batch_size not in (0, job.spec.batch_size):
         words += f"; batch size {held.batch_size}"
-    return words if held.fractions == (1.0,) else f"{words}; shares its devices"
+    return words if held.fractions == (1.0,) else f"{words}; at {held.shares[0].fraction:.0%}"
 
 
 def _explain_prices(quote: Quote) -> str:
@@ -206,14 +207,19 @@ class Carpool(Policy):
             plan = draft.finish(self._reason(draft, quote), note=note)
             return plan if plan.changes or plan.note else Plan.NOTHING
         memory.see(menu.jobs, draft)
+        wake_at = self._wake_at(view, quote)
+        look_at = memory.trials.review(draft) if view.estimates.predicts_retention else None
         note = memory.note(view, lengths=self.lengths == "unknown")
-        return draft.finish(self._reason(draft, quote), wake_at=self._wake_at(view, quote), note=note)
+        wake_at = wake_at if look_at is None else min(wake_at, look_at)
+        return draft.finish(self._reason(draft, quote), wake_at=wake_at, note=note)
 
     def why(self, view: Snapshot, job: Job) -> str:
         quote = self._quote(view, PolicyMemory.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
-        return explain_job(quote, job, lambda other: other.desired)
+        sharing = explain_sharing(view, job)
+        words = explain_job(quote, job, lambda other: other.desired)
+        return f"{words}; {sharing}" if sharing else words
 
     def _quote(self, view: Snapshot, memory: PolicyMemory) -> Quote | None:
         """The menu and its prices; None without jobs or devices."""
@@ -260,6 +266,8 @@ class Carpool(Policy):
         work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         known, at = self.lengths == "known", view.at
         for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
+            if not is_sure and not view.estimates.knows_scale(job.spec):
+                continue
             if is_sure or job.service or (job.desired is not None and view.attained_s(job)):
                 left = view.estimates.remaining(job, at).mean if known else memory.left(job, at)
                 work[row] = max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(at), work[row])
