@@ -39,7 +39,7 @@ def test_nothing_known_is_told_as_unsure() -> None:
     one, two = live.rate(SPEC, on(1)), live.rate(SPEC, on(2))
     assert (one.mean, one.std) == (1.0, 0.5)
     assert one.mean < two.mean < 2.0  # more devices help, but not twice
-    assert live.rate(SPEC, on(1, 0.5)).mean == 0.5
+    assert live.rate(SPEC, on(1, 0.5)).mean == 1.0  # on a CPU a share is no cap
 
 
 def test_a_plan_says_whose_speed_nobody_knows_until_they_have_run() -> None:
@@ -199,7 +199,7 @@ def test_what_moves_cost_is_learned_from_the_records() -> None:
 
 def test_what_is_measured_beside_others_says_nothing_of_alone() -> None:
     live = OnlineEstimator(CLUSTER)
-    live.has_company = lambda job: True
+    live.neighbours_of = lambda job: (Neighbour(OTHER),)
     beside = Placement(((Kind("cpu1"), 1),), 1.0, 0, (Neighbour(OTHER),))
     learned(live, SPEC, 4.0, 0)
     assert live.rate(SPEC, beside).mean == 4.0

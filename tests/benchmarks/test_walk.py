@@ -6,6 +6,7 @@ import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
@@ -13,7 +14,7 @@ from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.estimates import Estimator
 from carpool.core.journal import record_to_json
 from carpool.core.model import JobId, JobSpec
-from carpool.core.topology import Cluster, Placement
+from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.registry import parse_policy
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import Pace, PlainWorld
@@ -26,13 +27,17 @@ ALONE = 200.0  # steps per second
 class Halved(PlainWorld):
     """Two jobs halve each other's speed, and a cap costs nothing but at a third."""
 
+    beside: ClassVar[dict[JobId, tuple[Neighbour, ...]]] = {}
+
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        if placement.neighbours:  # not while a probe runs
+            self.beside[spec.id] = placement.neighbours
         capped = 0.8 if placement.fraction < 0.4 else 1.0
         return Pace(ALONE * capped * (0.6 if placement.neighbours else 1.0))
 
     def estimator(self) -> Estimator:
         live = OnlineEstimator(Cluster.build([(1, 1, "H200")]))
-        live.has_company = lambda job: True
+        live.neighbours_of = lambda job: self.beside.get(job.id, ())
         return live
 
 

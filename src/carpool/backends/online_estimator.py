@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from carpool.backends.batch_stats import BatchStats
-from carpool.core.estimates import Estimate, Estimator
+from carpool.backends.group_retention import GroupRetention, RateAlone, cores_of
+from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.messages import JobCancelled, JobFailed, JobFinished, ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
-from carpool.core.scheduler import Scheduler
-from carpool.core.topology import Cluster, Placement
+from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.jobs.devices import LocalDevice
 from carpool.predictors.links.estimator import Site, SiteRates
 from carpool.predictors.links.fabric import Groups
@@ -20,6 +20,7 @@ from carpool.predictors.loss.curve import LossCurves, LossTarget
 from carpool.predictors.move_cost import MoveCostObserver
 from carpool.predictors.profiles.batch_models import StepTime
 from carpool.predictors.profiles.rate_model import ProfileRateModel, RateBelief
+from carpool.predictors.sharing.retention import Traits
 from carpool.runtime.executor.reports import Report, Sized
 
 _LATEST = 0.4  # weight of the newest measurement
@@ -32,7 +33,10 @@ _FIXED = 0.5  # part of a step's time that is independent of its batch, until me
 _REMEMBERED = 200  # ended jobs whose measurements still show how placements compare
 _PROBED = 0.02  # relative spread of a probe's measurement
 
-_Key = tuple[JobId, Groups, float, int, bool]  # …, share, batch size, colocated
+_LANE_S = 2.5  # of standstill when a job on a GPU changes its lane, until measured
+
+Company = tuple[tuple[JobId, float, int], ...]  # the jobs on the same devices, with share and batch size, in order
+_Key = tuple[JobId, Groups, float, int, Company]  # …, share, batch size, neighbours
 
 
 @dataclass(slots=True)
@@ -46,17 +50,20 @@ class RateAverage:
 class OnlineEstimator(Estimator):
     """Estimates rates and lengths from the reports of running jobs, and from saved profiles before the first.
 
-    A rate is the moving average of reports under the same devices, share and batch size, apart for colocated jobs
-    (`has_company`). Elsewhere it is scaled from the nearest measurement of that job: by all jobs' step times over the
+    A rate is the moving average of reports under the same devices, share, batch size and neighbours
+    (`neighbours_of`). Elsewhere it is scaled from the nearest measurement of that job: by all jobs' step times over the
     links, once it ran on different numbers of devices (`SiteRates`); else by its profile; else by the number of
-    devices (Amdahl, a tenth serial), their speeds and the share. A job that never ran and has no profile has rate 1 on
-    the reference device and the average known length. Batch sizes are compared by `goodput`, with the reported gradient
-    noise. Of jobs that ended long ago only the lengths are kept, so that planning does not slow down over time.
+    devices (Amdahl, a tenth serial) and their speeds. Shares and neighbours count as the retention model of the device
+    type predicts, which learns from every measured group (`RetentionModel`). A job that never ran and has no profile
+    has rate 1 on the reference device and the average known length. Batch sizes are compared by `goodput`, with the
+    reported gradient noise. Of jobs that ended long ago only the lengths are kept, so that planning does not slow down
+    over time.
     """
 
     predicts_goodput = True
     counts_steps = True
     follows_losses = True
+    predicts_retention = True
 
     def __init__(
         self,
@@ -81,7 +88,9 @@ class OnlineEstimator(Estimator):
         self._typical = (-1, _TYPICAL_S)  # version and value, see `_typical_s`
         self._settings = 0  # measured so far, over all jobs
         self._sites: tuple[Cluster, int, SiteRates] | None = None  # with the cluster and stage it was fitted to
-        self.has_company: Callable[[Job], bool] = lambda job: False  # whether a job shares its devices
+        self.neighbours_of: Callable[[Job], Sequence[Neighbour] | None] = lambda job: ()  # None: about to change
+        self._placements: dict[_Key, Placement] = {}  # of measured keys
+        self._groups = GroupRetention(self)
         self._batches = BatchStats()
 
     @property
@@ -127,7 +136,7 @@ class OnlineEstimator(Estimator):
         return self._totals.get(job)
 
     def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
-        key = self._key(spec, placement, shared=bool(placement.neighbours))
+        key = self._key(spec, placement)
         known = self._rates.get(key)
         if known is not None:
             return Estimate(known.mean, known.spread)
@@ -137,14 +146,14 @@ class OnlineEstimator(Estimator):
         step = self._step_time(key)
         if step is not None:
             return Estimate(1.0 / step.mean, step.std / step.mean**2)
-        _, groups, fraction, batch_size, was_shared = near
-        if fraction == placement.fraction == 1.0 and not placement.neighbours and not was_shared:
+        _, groups, fraction, batch_size, company = near
+        if fraction == placement.fraction == 1.0 and not placement.neighbours and not company:
             faster = self._known_sites().ratio(spec.id, Site(groups, batch_size), Site(key[1], key[3]))
             if faster is not None:
                 guess = self._rates[near].mean * faster.mean
                 return Estimate(guess, guess * max(_LEAST, faster.std / faster.mean))
         first = self.first_belief(spec, placement).rate
-        there = self.first_belief(spec, Placement(groups, fraction, batch_size)).rate
+        there = self.first_belief(spec, self._placements[near]).rate
         guess = self._rates[near].mean * first.mean / there.mean
         return Estimate(guess, guess * _UNSURE)
 
@@ -154,7 +163,8 @@ class OnlineEstimator(Estimator):
 
     def first_belief(self, spec: JobSpec, placement: Placement) -> RateBelief:
         """Steps per second before the job has run, and the basis: its profile, or a guess."""
-        guess = self._relative(placement.groups, placement.fraction) / max(1.0, placement.load)
+        kept = self.predicted_retention(spec, placement).mean
+        guess = self._relative(placement.groups) * kept
         own = self.own_batch(spec)
         if placement.batch_size and own:
             guess /= _FIXED + (1.0 - _FIXED) * placement.batch_size / own
@@ -162,13 +172,46 @@ class OnlineEstimator(Estimator):
         if profile is None:
             return RateBelief(Estimate(guess, guess * _UNSURE), "guessed")
         known = profile.rate(placement, own)
-        if known is not None:
+        if known is not None and (not placement.neighbours or known.basis.startswith("measured")):
             return known
+        alone = profile.rate(Placement(placement.groups, batch_size=placement.batch_size), own)
+        if alone is not None:
+            shared = alone.rate.mean * kept
+            return RateBelief(Estimate(shared, shared * _UNSURE), "scaled")
         kind = Kind(profile.kinds[0])  # scaled from a device type that was measured
         one = profile.rate(Placement(((kind, 1),), batch_size=placement.batch_size), own)
         assert one is not None, "a device type of the profile has a rate"
-        scaled = one.rate.mean * guess / self._relative(((kind, 1),), 1.0)
+        scaled = one.rate.mean * guess / self._relative(((kind, 1),))
         return RateBelief(Estimate(scaled, scaled * _UNSURE), "guessed from another kind")
+
+    def retention(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> list[list[Estimate]]:
+        return self._groups.retention(kind, mixes)
+
+    def predicted_retention(self, spec: JobSpec, placement: Placement) -> Estimate:
+        return self._groups.predicted(spec, placement)
+
+    def measured(self, spec: JobSpec, placement: Placement) -> Estimate | None:
+        """The rate measured in exactly this setting; None: never."""
+        known = self._rates.get(self._key(spec, placement))
+        return None if known is None else Estimate(known.mean, known.spread)
+
+    def traits(self, spec: JobSpec, kind: Kind, batch_size: int) -> Traits:
+        """What is known of a job alone on one device of a type."""
+        alone = self.rate_alone(spec, Placement(((kind, 1),), 1.0, batch_size))
+        memory = self.memory(spec, batch_size or self.own_batch(spec)) or spec.memory_bytes
+        return Traits(None if alone is None else 1.0 / alone.rate, memory)
+
+    def rate_alone(self, spec: JobSpec, placement: Placement) -> RateAlone | None:
+        """A rate measured without neighbours, on whole devices or else with the share; None: unknown."""
+        for share in (1.0, placement.fraction):
+            known = self.measured(spec, Placement(placement.groups, share, placement.batch_size))
+            if known is not None:
+                return RateAlone(known.mean, share)
+        profile = self._profiles.get(spec.id)
+        whole = Placement(placement.groups, 1.0, placement.batch_size)
+        believed = None if profile is None else profile.rate(whole, self.own_batch(spec))
+        is_known = believed is not None and believed.basis in ("measured", "fitted")
+        return RateAlone(believed.rate.mean, 1.0) if believed is not None and is_known else None
 
     def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
         profile = self._profiles.get(spec.id)
@@ -231,7 +274,9 @@ class OnlineEstimator(Estimator):
         return is_declared or self.curves.remaining(spec.id, job.done) is not None
 
     def move_s(self, spec: JobSpec) -> float | None:
-        return self.moves.move_s(spec)
+        known = self.moves.move_s(spec)
+        on_gpus = any(cores_of(kind) is None for kind in self.cluster.kinds)
+        return _LANE_S if known is None and on_gpus and self._speeds else known
 
     def record(self, record: Record) -> None:
         self.moves.record(record)
@@ -245,6 +290,7 @@ class OnlineEstimator(Estimator):
             self._forgotten_s = (total_s + length_s, count + 1)
         for key in self._of_job.pop(job, ()):
             del self._rates[key]
+            del self._placements[key]
         self._near.pop(job, None)
         self._versions.pop(job, None)
         self._profiles.pop(job, None)
@@ -261,10 +307,14 @@ class OnlineEstimator(Estimator):
             return
         if max(job.observed.devices()) >= self.cluster.num_devices:
             return  # while a journal is replayed: devices that joined later
-        shared = not report.alone and self.has_company(job)
-        key = self._key(job.spec, self.cluster.placement(job.observed), shared=shared)
+        neighbours = () if report.alone else self.neighbours_of(job)
+        if neighbours is None:
+            return
+        placement = replace(self.cluster.placement(job.observed), neighbours=tuple(neighbours))
+        key = self._key(job.spec, placement)
         known = self._rates.get(key)
         if known is None:
+            self._placements[key] = placement
             self._of_job.setdefault(job.id, []).append(key)
             self._near.pop(job.id, None)
             self._settings += 1
@@ -276,14 +326,17 @@ class OnlineEstimator(Estimator):
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
             known.mean += _LATEST * (report.rate - known.mean)
         self._version += 1
+        if neighbours or placement.fraction < 1.0:
+            self._groups.learn(job.spec, placement)
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
         return self.curves.learning(job, steps)
 
-    def _key(self, spec: JobSpec, placement: Placement, *, shared: bool) -> _Key:
+    def _key(self, spec: JobSpec, placement: Placement) -> _Key:
         """The key of a measurement; no batch size means the job's own."""
         batch_size = placement.batch_size or self.own_batch(spec)
-        return spec.id, placement.groups, placement.fraction, batch_size, shared
+        company = sorted([(n.spec.id, n.fraction, n.batch_size) for n in placement.neighbours])
+        return spec.id, placement.groups, placement.fraction, batch_size, tuple(company)
 
     def _known_sites(self) -> SiteRates:
         """How sites compare, fitted again when enough new settings were measured (`_stage`)."""
@@ -296,22 +349,22 @@ class OnlineEstimator(Estimator):
             self._sites = self.cluster, _stage(self._settings), sites
         return sites
 
-    def _relative(self, groups: Groups, fraction: float) -> float:
-        """Speed of a placement relative to one device of speed 1."""
+    def _relative(self, groups: Groups) -> float:
+        """Speed of whole devices relative to one of speed 1."""
         whole = self._wholes.get(groups)
         if whole is None:
             count = sum([number for _, number in groups])
             speed = sum([number * self._speeds.get(kind, 1.0) for kind, number in groups]) / count
             whole = self._wholes[groups] = speed, count
         speed, count = whole
-        return speed * fraction * count / (1.0 + _SERIAL * (count - 1))
+        return speed * count / (1.0 + _SERIAL * (count - 1))
 
     def _step_time(self, wanted: _Key) -> Estimate | None:
         """Step time by batch size, T = a + b·m, where at least two sizes were measured at a placement."""
         if len(keys := self._of_job[wanted[0]]) < 2:
             return None
-        _, groups, fraction, _, shared = wanted
-        alike = [key for key in keys if key[1] == groups and key[2] == fraction and key[4] == shared]
+        _, groups, fraction, _, company = wanted
+        alike = [key for key in keys if key[1] == groups and key[2] == fraction and key[4] == company]
         if len(alike) < 2:
             return None
         return (
@@ -319,7 +372,7 @@ class OnlineEstimator(Estimator):
         )
 
     def _nearest(self, wanted: _Key) -> _Key | None:
-        """The measurement with the closest prior speed, then batch size; the newest of equals."""
+        """The measurement without neighbours, with the closest prior speed, then batch size; the newest of equals."""
         job, groups, fraction, batch_size, _ = wanted
         keys = self._of_job.get(job, ())
         if len(keys) < 2:
@@ -327,21 +380,26 @@ class OnlineEstimator(Estimator):
         known = self._near.setdefault(job, {})
         found = known.get(wanted)
         if found is None:
-            speed = self._relative(groups, fraction)
+            speed = self._relative(groups) * fraction
             found = known[wanted] = min(
                 reversed(keys),
-                key=lambda key: (abs(self._relative(key[1], key[2]) - speed), abs(key[3] - batch_size)),
+                key=lambda key: (
+                    bool(key[4]),
+                    abs(self._relative(key[1]) * key[2] - speed),
+                    abs(key[3] - batch_size),
+                ),
             )
         return found
 
     def _alone(self, job: JobId) -> float:
         keys = self._of_job.get(job)
         if keys:
-            _, groups, fraction, *_ = keys[-1]
-            return self._rates[keys[-1]].mean / self._relative(groups, fraction)
+            placement = self._placements[keys[-1]]
+            kept = self.predicted_retention(JobSpec(job), placement).mean
+            return self._rates[keys[-1]].mean / (self._relative(placement.groups) * kept)
         if job in self._profiles:
             one = Placement(((Kind(self._profiles[job].kinds[0]), 1),))
-            return self.first_belief(JobSpec(job), one).rate.mean / self._relative(one.groups, 1.0)
+            return self.first_belief(JobSpec(job), one).rate.mean / self._relative(one.groups)
         return 1.0
 
     def _typical_s(self) -> float:
@@ -364,20 +422,6 @@ class OnlineEstimator(Estimator):
 def _stage(settings: int) -> int:
     """The number of settings, rounded down by up to an eighth from sixteen on."""
     return settings - settings % (1 << max(0, settings.bit_length() - 4))
-
-
-def colocation_check(scheduler: Scheduler) -> Callable[[Job], bool]:
-    """A function that says whether a job shares devices with another one."""
-
-    def has_company(job: Job) -> bool:
-        if job.observed is None or not scheduler.policy.shares_devices:
-            return False
-        own = set(job.observed.devices())
-        others = (other for other in scheduler.jobs.values() if other.id != job.id)
-        held = (allocation for other in others for allocation in (other.desired, other.observed))
-        return any(not own.isdisjoint(allocation.devices()) for allocation in held if allocation is not None)
-
-    return has_company
 
 
 def initial_speeds(devices: Sequence[LocalDevice]) -> dict[Kind, float]:

@@ -43,6 +43,7 @@ class Estimator(ABC):
     predicts_goodput: ClassVar[bool] = False  # `goodput` and `memory` tell batch sizes apart
     counts_steps: ClassVar[bool] = False  # rates are steps per second, whatever a step's batch size
     follows_losses: ClassVar[bool] = False  # `learning` answers once enough losses were reported
+    predicts_retention: ClassVar[bool] = False  # `retention` knows what shares do, so that policies may choose them
 
     @property
     @abstractmethod
@@ -121,6 +122,19 @@ class Estimator(ABC):
     def mixed(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> Sequence[Sequence[Estimate]]:
         """Rate of each job of each mix on one device of a type."""
         return [[self._beside_others(kind, mix, place) for place in range(len(mix))] for mix in mixes]
+
+    def retention(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> Sequence[Sequence[Estimate]]:
+        """Rate of each job of each mix on one device of a type, relative to alone on the whole device."""
+        alone = {spec.id: self.rate(spec, Placement(((kind, 1),))).mean for mix in mixes for spec, _, _ in mix}
+        found = []
+        for mix, rates in zip(mixes, self.mixed(kind, mixes), strict=True):
+            wholes = [max(alone[spec.id], 1e-9) for spec, _, _ in mix]
+            found.append([Estimate(rate.mean / a, rate.std / a) for rate, a in zip(rates, wholes, strict=True)])
+        return found
+
+    def predicted_retention(self, spec: JobSpec, placement: Placement) -> Estimate | None:
+        """As `retention` would be without measurements of this very group; None: unknown."""
+        return None
 
     def idle(self, spec: JobSpec, groups: tuple[tuple[Kind, int], ...]) -> Mapping[Kind, float]:
         """The portion of its step that the job leaves each type of its devices idle; missing: unknown."""

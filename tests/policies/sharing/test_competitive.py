@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.estimates import DeclaredEstimator, Estimate, Estimator
 from carpool.core.model import DeviceId, Job, JobId, JobSpec, Kind, Phase
-from carpool.core.topology import Cluster, Placement
+from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.sharing.competitive import Competitive, contrasted
 from carpool.policies.sharing.share_search import Setting, ShareSearch, Tenant, fair, raw
 from carpool.policies.sharing.trial_log import Mark, Trial, Trials, Tried
@@ -217,12 +218,15 @@ class Law(PlainWorld):
     hungers = (0.6, 0.3, 0.1)
     harms = (1.2, 0.6, 0.3)
     whole = (200.0, 600.0, 300.0)  # steps per second alone
+    beside: ClassVar[dict[JobId, tuple[Neighbour, ...]]] = {}
 
     def speed(self, place: int, shares: Sequence[float]) -> float:
         others = sum(self.harms[i] * share**1.5 for i, share in enumerate(shares) if i != place)
         return float(1.0 / (1.0 + self.hungers[place] * (1.0 / shares[place] - 1.0) + others))
 
     def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        if placement.neighbours:  # not while a probe runs
+            self.beside[spec.id] = placement.neighbours
         place = _number(spec)
         shares = [0.0, 0.0, 0.0]
         shares[place] = placement.fraction
@@ -232,7 +236,7 @@ class Law(PlainWorld):
 
     def estimator(self) -> Estimator:
         live = OnlineEstimator(Cluster.build([(1, 1, "H200")]))
-        live.has_company = lambda job: True
+        live.neighbours_of = lambda job: self.beside.get(job.id, ())
         return live
 
 

@@ -19,10 +19,12 @@ from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.estimator_queries import placed_on, worth_of_step
 from carpool.policies.market.knapsack import NONE, Choices, Floats
+from carpool.policies.market.lane_groups import Bids, Block, LaneGroups, considered, sharers_of
 from carpool.policies.market.menu import Menu
 from carpool.policies.market.policy_memory import EstimateCache
 
 _LITTLE = 1e-6  # least relative gain, above rounding
+_STAYS, _UNMEASURED = 1.1, 1.5  # bonus of a group that runs already: splitting it before it is measured teaches nothing
 _MARGIN = 1.1  # on the predicted memory of a tuned batch
 _MOST = 96  # groups considered, the highest bidders per device first: the work grows with the square
 
@@ -36,10 +38,10 @@ class ColocationGroup(NamedTuple):
     values: Floats
     stays_at: int = NONE  # the offer that it has already and would stay with
     batches: Mapping[int, Sequence[int]] = {}  # by offer, of each row; those alone are the menu's
+    shares: Mapping[int, Sequence[float]] = {}  # by offer, of each row; elsewhere equal ones that sum to 1
 
-    @property
-    def fraction(self) -> float:
-        return 1.0 / len(self.rows)
+    def fractions(self, option: int) -> Sequence[float]:
+        return self.shares.get(option) or [1.0 / len(self.rows)] * len(self.rows)
 
 
 class ColocationGroups:
@@ -50,22 +52,24 @@ class ColocationGroups:
         self.stays_at = stays_at  # [group]
         self._rows: list[tuple[int, ...]] = [(row,) for row in range(len(values))]
         self._batches: dict[int, Mapping[int, Sequence[int]]] = {}
+        self._shares: dict[int, Mapping[int, Sequence[float]]] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, place: int) -> ColocationGroup:
-        batches = self._batches.get(place, {})
-        return ColocationGroup(self._rows[place], self.values[place], int(self.stays_at[place]), batches)
+        batches, shares = self._batches.get(place, {}), self._shares.get(place, {})
+        return ColocationGroup(self._rows[place], self.values[place], int(self.stays_at[place]), batches, shares)
 
     def rows(self, place: int) -> tuple[int, ...]:
         return self._rows[place]
 
     def put(self, place: int, other: int, group: ColocationGroup) -> None:
         """Replace one group by a larger one, and empty the other that joined it."""
-        self._rows[place], self._rows[other] = group.rows, ()
+        self._rows[other] = ()
+        self._rows[place] = group.rows
         self.values[place], self.stays_at[place] = group.values, group.stays_at
-        self._batches[place] = group.batches
+        self._batches[place], self._shares[place] = group.batches, group.shares
 
     def without_empty(self) -> ColocationGroups:
         filled = [place for place, rows in enumerate(self._rows) if rows]
@@ -74,6 +78,7 @@ class ColocationGroups:
         found = ColocationGroups(self.values[filled], self.stays_at[filled])
         found._rows = [self._rows[place] for place in filled]
         found._batches = {new: self._batches[old] for new, old in enumerate(filled) if old in self._batches}
+        found._shares = {new: self._shares[old] for new, old in enumerate(filled) if old in self._shares}
         return found
 
 
@@ -143,6 +148,48 @@ def _together(
     values = values.copy()
     values[column] *= 1.0 + _LITTLE
     return ColocationGroup(rows, values, column, batches)
+
+
+def form_lane_groups(view: Snapshot, menu: Menu, bids: Bids, prices: Floats, *, most: int) -> ColocationGroups:
+    """Form groups with shares, where the estimator predicts what jobs keep at any shares (`lane_groups`)."""
+    sharers = sharers_of(view, menu)
+    groups = _alone(menu, bids.values, _capped_stays(view, menu, bids.stays, sharers), sharers)
+    rows = considered(menu, bids, sharers)
+    costs = menu.needs @ prices
+    for kind, column in [(o.groups[0][0], c) for c, o in enumerate(menu.offers) if o.width == 1]:
+        able = [row for row in rows if menu.rates[row, column] > 0.0 and len(groups.rows(row)) == 1]
+        for block in LaneGroups(view, menu, bids, kind, column, most, sharers).merged(able):
+            group = _lane_group(menu, bids, column, block)
+            apart = sum(_surplus(groups.values[row], costs) for row in block.rows)
+            if _surplus(group.values, costs) > apart * (1.0 + _LITTLE):
+                first, *others = block.rows
+                for other in others:
+                    groups.put(first, other, group)
+    return groups.without_empty()
+
+
+def _lane_group(menu: Menu, bids: Bids, column: int, block: Block) -> ColocationGroup:
+    """A block as a group: its value is what its jobs keep, less what changes of running jobs cost."""
+    values = np.zeros(len(menu.offers))
+    for row, speed in zip(block.rows, block.speeds, strict=True):
+        alone = bids.worths[row] * menu.rates[row, column]
+        is_moved = menu.held[row] != NONE and not block.is_held
+        values[column] += speed * (bids.values[row, column] if is_moved else alone)
+    if block.is_held:
+        values[column] *= _STAYS if block.is_measured else _UNMEASURED
+    return ColocationGroup(block.rows, values, column if block.is_held else NONE, shares={column: block.shares})
+
+
+def _capped_stays(view: Snapshot, menu: Menu, stays: Floats, sharers: Mapping[int, set[int]]) -> Floats:
+    """[job]: the value of staying, where jobs without neighbours may still have a part of their device."""
+    found = stays.copy()
+    for row, beside in sharers.items():
+        job = menu.jobs[row]
+        if len(beside) == 1 and job.desired is not None and job.desired.fractions != (1.0,):
+            (kind, _), *_ = menu.offers[menu.held[row]].groups
+            entry = (job.spec, job.desired.shares[0].fraction, job.desired.batch_size)
+            found[row] *= view.estimates.retention(kind, [[entry]])[0][0].mean
+    return found
 
 
 class _Table:

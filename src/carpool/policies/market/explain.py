@@ -37,7 +37,7 @@ def explain_job(quote: Quote, job: Job, holding: Callable[[Job], Allocation | No
     words = _explain_holding(quote, row, shape_of(menu.cluster, held))
     if held.batch_size not in (0, job.spec.batch_size):
         words += f"; batch size {held.batch_size}"
-    return words if held.fractions == (1.0,) else f"{words}; shares its devices"
+    return words if held.fractions == (1.0,) else f"{words}; at {held.shares[0].fraction:.0%}"
 
 
 def explain_prices(quote: Quote) -> str:

@@ -63,9 +63,9 @@ def _place_group(draft: Draft, menu: Menu, group: ColocationGroup, option: int, 
     if runs is None:
         return False
     batches = group.batches.get(option) or [int(menu.batches[row, option]) for row in group.rows]
-    for row, batch in zip(group.rows, batches, strict=True):
+    for row, batch, share in zip(group.rows, batches, group.fractions(option), strict=True):
         member = menu.jobs[row]
-        fraction = member.lane[0] if member.lane else group.fraction
+        fraction = member.lane[0] if member.lane else share
         draft.assign(member, Allocation(tuple([Share(run, fraction) for run in runs]), batch))
     _tune(draft, menu, group.rows)
     return True

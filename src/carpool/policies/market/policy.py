@@ -14,9 +14,11 @@ from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot, describe_next_end
-from carpool.policies.market.colocation_groups import ColocationGroups, form_groups
+from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, form_lane_groups
 from carpool.policies.market.explain import Quote, explain_job, explain_prices
+from carpool.policies.market.group_trials import explain_sharing
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
+from carpool.policies.market.lane_groups import MOST, Bids
 from carpool.policies.market.menu import GrowthLimits, Menu, build_menu
 from carpool.policies.market.placement import place_all
 from carpool.policies.market.policy_memory import EstimateCache, PolicyMemory
@@ -24,6 +26,7 @@ from carpool.policies.market.prices import Floats, Market, ends, relative_prices
 from carpool.policies.market.uncontended import plan_uncontended
 from carpool.policies.registry import register
 
+_UNPREDICTED = 2  # jobs on one device where the estimator cannot tell what shares do
 _WITH_GROUPS = 0.6  # how far prices may fall because jobs share devices
 _ROUNDS = 2  # of prices and the order of completion, which depend on each other
 _REPLACED = 0.5  # part of the completed jobs that arrivals replace, where jobs arrive
@@ -52,11 +55,12 @@ class Carpool(Policy):
     """
 
     shares_devices: ClassVar[bool] = True
+    max_virtual: ClassVar[float] = float(MOST)
     tunes: ClassVar[bool] = True  # whether it also chooses batch sizes, where jobs allow it
 
     objective: str = "jct"
     lengths: str = "known"
-    together: int = 2  # most jobs on one device
+    together: int = 0  # most jobs on one device; 0: eight where the estimator predicts what shares do, else two
     growth: int = 4
     trust: float = 1.1
     move_s: float = 0.1  # cost of a move the estimator does not know
@@ -77,7 +81,7 @@ class Carpool(Policy):
                 f"growth is {self.growth}",
                 way_out="Give 2 or more, so that jobs can get more devices than they have tried.",
             )
-        if self.together < 1 or self.trust < 1.0 or self.patience_s <= 0.0:
+        if self.together < 0 or self.trust < 1.0 or self.patience_s <= 0.0:
             raise InputError(
                 f"together {self.together}, trust {self.trust} or patience_s {self.patience_s} is too small",
                 way_out="Such as carpool:together=2:trust=1.1:patience_s=600.",
@@ -100,8 +104,11 @@ class Carpool(Policy):
             plan = draft.finish(self._reason(draft, quote), note=note)
             return plan if plan.changes or plan.note else Plan.NOTHING
         memory.see(menu.jobs, draft)
+        wake_at = self._wake_at(view, quote)
+        look_at = memory.trials.review(draft) if view.estimates.predicts_retention else None
         note = memory.note(view, lengths=self.lengths == "unknown")
-        return draft.finish(self._reason(draft, quote), wake_at=self._wake_at(view, quote), note=note)
+        wake_at = wake_at if look_at is None else min(wake_at, look_at)
+        return draft.finish(self._reason(draft, quote), wake_at=wake_at, note=note)
 
     def why(self, view: Snapshot, job: Job) -> str:
         if job.id in view.waiting:  # the prices are in the plans' reasons
@@ -111,7 +118,9 @@ class Carpool(Policy):
         quote = self._quote(view, PolicyMemory.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
-        return explain_job(quote, job, lambda other: other.desired)
+        sharing = explain_sharing(view, job)
+        words = explain_job(quote, job, lambda other: other.desired)
+        return f"{words}; {sharing}" if sharing else words
 
     def _quote(self, view: Snapshot, memory: PolicyMemory) -> Quote | None:
         """The menu and its prices; None without jobs or devices."""
@@ -162,6 +171,8 @@ class Carpool(Policy):
         work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         known, at = self.lengths == "known", view.at
         for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
+            if not is_sure and not view.estimates.knows_scale(job.spec):
+                continue
             if is_sure or job.service or (job.desired is not None and view.attained_s(job)):
                 left = view.estimates.remaining(job, at).mean if known else memory.left(job, at)
                 work[row] = max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(at), work[row])
@@ -176,7 +187,7 @@ class Carpool(Policy):
         values, stays = self._values(view, quote)
         found: list[tuple[float, ColocationGroups, Choices]] = []
         for level in (prices, _WITH_GROUPS * prices):
-            groups = form_groups(view, menu, quote.worths, values, stays, level, most=self.together, known=self._memo)
+            groups = self._groups(view, quote, values, stays, level)
             choice = solve_knapsack(groups.values, menu.needs, menu.supply, level)
             runs = np.flatnonzero(choice != NONE)
             found.append((float(groups.values[runs, choice[runs]].sum()), groups, choice))
@@ -184,6 +195,15 @@ class Carpool(Policy):
                 break
         _, groups, choice = max(found, key=lambda each: each[0])
         return groups, choice
+
+    def _groups(self, view: Snapshot, quote: Quote, values: Floats, stays: Floats, prices: Floats) -> ColocationGroups:
+        menu, market = quote.menu, quote.market
+        if self.shares_devices and self.together != 1 and view.estimates.predicts_retention:
+            moves = self._moves_s(view, menu.jobs)
+            bids = Bids(quote.worths, values, stays, market.seconds(), market.weights, moves)
+            return form_lane_groups(view, menu, bids, prices, most=self.together or MOST)
+        most = self.together or _UNPREDICTED
+        return form_groups(view, menu, quote.worths, values, stays, prices, most=most, known=self._memo)
 
     def _values(self, view: Snapshot, quote: Quote) -> tuple[Floats, Floats]:
         """[job, offer]: the value of moving there; [job]: the value of staying."""
@@ -261,6 +281,7 @@ class Elastic(Carpool):
     """
 
     shares_devices: ClassVar[bool] = False
+    max_virtual: ClassVar[float] = 1.0
     tunes: ClassVar[bool] = False
 
     together: int = 1

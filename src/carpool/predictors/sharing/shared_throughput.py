@@ -51,6 +51,7 @@ class SharedThroughput(Estimator):
 
     predicts_mixes = True
     predicts_goodput = True
+    predicts_retention = True
     version = 0
 
     def __init__(

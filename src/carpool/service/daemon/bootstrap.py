@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from carpool.backends.executors import LOCAL, ExecutorGone, ExecutorGroup, ExecutorPort, WaitableClock, WallClock
+from carpool.backends.group_retention import neighbour_lookup
 from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.job_files import JobFileWriter
-from carpool.backends.online_estimator import OnlineEstimator, colocation_check, initial_speeds
+from carpool.backends.online_estimator import OnlineEstimator, initial_speeds
 from carpool.backends.profile_learner import ProfileLearner
 from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError
@@ -228,7 +229,7 @@ class DaemonInstance:
         scheduler = Scheduler(
             cluster, self._policy(), estimator=estimator, find_policy=options.find_policy, fallback=fallback
         )
-        estimator.has_company = colocation_check(scheduler)
+        estimator.neighbours_of = neighbour_lookup(scheduler)
         folded = recover_scheduler(self.store, scheduler, self._salvage)
         estimator.cluster = scheduler.cluster
         log_event(_log, "store_opened", folder=str(self.store.folder), records=folded, jobs=len(scheduler.jobs))

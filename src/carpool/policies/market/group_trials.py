@@ -1,0 +1,126 @@
+"""Group trials: measures new groups within seconds, so that the next plans keep or split them by measured rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from carpool.core.draft import Draft
+from carpool.core.estimates import Estimator, MixEntry
+from carpool.core.messages import Probe
+from carpool.core.model import DeviceId, Job, JobId, Kind
+from carpool.core.policy import Snapshot
+from carpool.core.topology import Placement
+
+SETTLED = 0.15  # relative spread below which a retention counts as measured
+_UNKNOWN = 0.25  # relative spread from which a rate alone is unknown
+_LOOK_S = 1.0  # between looks at a new group
+_PATIENCE_S = 15.0  # after which a group that cannot be measured is no longer looked at
+_PROBE_AFTER_S = 1.0  # the first steps are slower: kernels load, graphs are captured
+_PROBE_S = 0.3  # length of a probe
+_FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
+_WORTH_S = 20.0  # least remaining time for which probes pay
+
+
+@dataclass(slots=True)
+class GroupTrials:
+    """When each group of jobs on a device was formed, and the jobs that were measured alone."""
+
+    since: dict[str, float] = field(default_factory=dict)  # by the names of the jobs with their shares
+    probed: list[JobId] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, note: Any, view: Snapshot) -> GroupTrials:
+        since = {str(mix): float(at) for mix, at in note.get("groups", {}).items()}
+        return cls(since, [JobId(job) for job in note.get("probed", ()) if job in view.jobs])
+
+    def note(self) -> dict[str, object]:
+        found: dict[str, object] = {"groups": self.since} if self.since else {}
+        return {**found, "probed": self.probed} if self.probed else found
+
+    def review(self, draft: Draft) -> float | None:
+        """Look at all shared devices; probes jobs whose rate alone is unknown. When to look again; None: no need."""
+        if not draft.occupancy.is_shared:
+            self.since = {}
+            return None
+        before, self.since = self.since, {}
+        at = draft.view.at
+        looks = []
+        for device, jobs in _groups(draft):
+            mix = _mix(draft, jobs)
+            name = ", ".join(f"{spec.id} {share:g}" for spec, share, _ in mix)
+            self.since[name] = before.get(name, at)
+            age = at - self.since[name]
+            if age <= _PATIENCE_S and not self._is_measured(draft, device, mix):
+                if age >= _PROBE_AFTER_S and not any(job.is_starting for job in jobs):
+                    self._probe(draft, jobs)
+                looks.append(at + _LOOK_S)
+        return min(looks, default=None)
+
+    def _is_measured(self, draft: Draft, device: DeviceId, mix: list[MixEntry]) -> bool:
+        kind = draft.view.cluster.kind_of(device)
+        kept = draft.view.estimates.retention(kind, [mix])[0]
+        return all(each.std <= SETTLED * each.mean for each in kept)
+
+    def _probe(self, draft: Draft, jobs: list[Job]) -> None:
+        view = draft.view
+        for job in jobs:
+            held = draft.holding(job)
+            if held is None or held != job.desired or job.id in self.probed or not job.rate > 0.0:
+                continue
+            rest = view.estimates.remaining(job, view.at).mean / job.rate
+            if job.done > 0.0 and rest > _WORTH_S and _is_unknown(view.estimates, job, view.cluster.placement(held)):
+                self.probed.append(job.id)
+                draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(job.rate * _PROBE_S)))))
+
+
+def _is_unknown(estimates: Estimator, job: Job, placement: Placement) -> bool:
+    """Whether its rate alone is a guess, with its share as well as on the whole device."""
+    shares = (1.0, placement.fraction)
+    rates = [estimates.rate(job.spec, Placement(placement.groups, s, placement.batch_size)) for s in shares]
+    return all(rate.std >= _UNKNOWN * rate.mean for rate in rates)
+
+
+def _groups(draft: Draft) -> Iterator[tuple[DeviceId, list[Job]]]:
+    """Devices with several jobs of one device each."""
+    for device in draft.occupancy.shared_devices():
+        jobs = [draft.view.jobs[resident.job] for resident in draft.occupancy.residents(device)]
+        if len(jobs) > 1 and all((held := draft.holding(job)) and held.num_devices == 1 for job in jobs):
+            yield device, sorted(jobs, key=lambda job: (job.seq, job.id))
+
+
+def _mix(draft: Draft, jobs: list[Job]) -> list[MixEntry]:
+    found = []
+    for job in jobs:
+        held = draft.holding(job)
+        assert held is not None
+        found.append((job.spec, held.shares[0].fraction, held.batch_size))
+    return found
+
+
+def explain_sharing(view: Snapshot, job: Job) -> str:
+    """Such as ``shares n0:0 with b and c at 50 %: predicted 0.62 of its speed alone, measured 0.58``; else empty."""
+    held = job.desired
+    if held is None or held.num_devices != 1:
+        return ""
+    device = DeviceId(held.shares[0].devices.start)
+    kind: Kind = view.cluster.kind_of(device)
+    others = [view.jobs[r.job] for r in view.occupancy.residents(device) if r.job != job.id and r.job in view.jobs]
+    share = f"{held.shares[0].fraction:.0%}"
+    if not others:
+        return "" if held.fractions == (1.0,) else f"has {share} of {view.cluster.device_name(device)}"
+    names = [other.id for other in others]
+    words = f"shares {view.cluster.device_name(device)} with {_listed(names)} at {share}"
+    if not view.estimates.predicts_retention:
+        return words
+    draft = Draft(view)
+    kept = view.estimates.retention(kind, [_mix(draft, [job, *others])])[0][0]
+    predicted = view.estimates.predicted_retention(job.spec, view.placement(job, held))
+    if predicted is not None:
+        words += f": predicted {predicted.mean:.2f} of its speed alone"
+    return f"{words}, measured {kept.mean:.2f}" if kept.std <= SETTLED * kept.mean else words
+
+
+def _listed(names: list[JobId]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
