@@ -30,6 +30,7 @@ _UNSURE = 0.5  # relative spread of a guess
 _LEAST = 0.1  # least relative spread of a rate that was not measured
 _FIXED = 0.5  # part of a step's time that is independent of its batch, until measured
 
+_MOST_STEPS, _MOST_BATCH, _MOST_WINDOW, _MOST_LOSS = 1e12, 1 << 30, 10_000, 1e30  # a job may report anything
 _REMEMBERED = 200  # ended jobs whose measurements still show how placements compare
 _PROBED = 0.02  # relative spread of a probe's measurement
 
@@ -113,13 +114,13 @@ class OnlineEstimator(Estimator):
 
     def take(self, report: Report) -> None:
         if isinstance(report, Sized):
-            self._batches.loaded(report.job, report.batch_size)
+            self._batches.loaded(report.job, report.batch_size if report.batch_size <= _MOST_BATCH else 0)
             self._versions[report.job] += 1
             self._version += 1
             if report.total_steps is not None:
-                self.expect(report.job, float(report.total_steps))
-            if report.target_loss is not None:
-                self.curves.aim(report.job, LossTarget(report.target_loss, report.window))
+                self.expect(report.job, min(float(report.total_steps), _MOST_STEPS))
+            if report.target_loss is not None and abs(report.target_loss) <= _MOST_LOSS:
+                self.curves.aim(report.job, LossTarget(report.target_loss, min(report.window, _MOST_WINDOW)))
 
     def similarity_key(self, spec: JobSpec) -> Hashable:
         job = spec.id

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.journal import changes_to_json
-from carpool.core.messages import Change, Fact, JobSubmitted, LimitsChanged, NodeJoined, WeightChanged
+from carpool.core.messages import Change, Fact, JobSubmitted, LimitsChanged, NodeJoined, ProgressReported, WeightChanged
 from carpool.core.model import Job, JobId, Phase
 from carpool.core.policy import Plan, Policy
 
@@ -35,6 +36,28 @@ def validate_facts(facts: Sequence[Fact], taken: Sequence[Container[JobId]], has
                 where=f"job {fact.job!r}",
                 way_out="Give a minimum of at least 1, and a maximum not below it.",
             )
+
+
+_LEAST_RATE, _MOST_RATE = 1e-9, 1e9  # units per second that a policy can compute with, and seconds of a step
+_MOST_SIGNAL = 1e30  # absolute value of a loss, or of a noise scale
+
+
+def plausible(fact: ProgressReported) -> ProgressReported:
+    """A measurement as the scheduler may believe it: a job must not disturb the plans for others by absurd figures."""
+    rate = fact.rate if fact.rate == 0.0 or _LEAST_RATE <= fact.rate <= _MOST_RATE else 0.0
+    loss, noise = _signal(fact.loss), _signal(fact.noise)
+    step_s, sync_s = _duration(fact.step_s), _duration(fact.sync_s)
+    if (rate, loss, noise, step_s, sync_s) == (fact.rate, fact.loss, fact.noise, fact.step_s, fact.sync_s):
+        return fact
+    return replace(fact, rate=rate, loss=loss, noise=noise, step_s=step_s, sync_s=sync_s)
+
+
+def _signal(value: float | None) -> float | None:
+    return value if value is not None and -_MOST_SIGNAL <= value <= _MOST_SIGNAL else None
+
+
+def _duration(value: float | None) -> float | None:
+    return value if value is not None and (value == 0.0 or _LEAST_RATE <= value <= _MOST_RATE) else None
 
 
 def validate_answer(policy: Policy, at: float, plan: Plan, jobs: Mapping[JobId, Job], *, strictly: bool) -> None:

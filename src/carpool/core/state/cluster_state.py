@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from carpool.core import lifecycle
-from carpool.core.constraints.validation import validate_facts, validate_plan
+from carpool.core.constraints.validation import plausible, validate_facts, validate_plan
 from carpool.core.estimates import Estimator
 from carpool.core.host_resources import HostResources
 from carpool.core.lifecycle import JobUpdate, Transition, describe_update, requires_release, updated_spec
@@ -316,6 +316,7 @@ class ClusterState:
         job = self.jobs.get(fact.job)
         if job is None or not is_current(job, fact.generation):
             return False
+        fact = plausible(fact)
         seen = lifecycle.observed(job, at, fact.generation, fact.done, fact.rate, service_at(self.cluster, job, at))
         if seen.observed is None:
             return False  # of an allocation that was replaced since
