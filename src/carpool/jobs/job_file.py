@@ -59,6 +59,9 @@ KEYS = {
     "sweep": JobKey("lists", {}, "Lists of values; one job per combination."),
     "at_most": JobKey("count", 0, "How many jobs of the sweep may wait or run at once; 0: all."),
     "command": JobKey("texts", [], "Program and arguments to run instead of an entry."),
+    "resumable": JobKey(
+        "switch", False, "The command saves its state on SIGTERM and continues from it when restarted."
+    ),
     "python": JobKey("text", "", "Interpreter of a command that begins with python."),
     "folder": JobKey("text", "", "Working folder, relative to the submission's."),
     "environment": JobKey("variables", {}, "Environment variables; stored by the daemon, never returned."),
@@ -224,6 +227,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         command=command,
         folder=str(home.resolve()),
         environment=table.settings("environment"),
+        resumable=table.flag("resumable"),
         python=table.text("python"),
         memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
         cpus=table.whole("cpus", 0, least=0),

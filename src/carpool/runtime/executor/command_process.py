@@ -19,12 +19,22 @@ from carpool.jobs.devices import LocalDevice, cuda_visible_names
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.logs import log_event
-from carpool.runtime.executor.command_state import CommandAction, CommandState, Launch, Terminate
+from carpool.runtime.executor.command_parking import CommandParking, ParkingError
+from carpool.runtime.executor.command_state import (
+    CommandAction,
+    CommandState,
+    Launch,
+    Move,
+    Park,
+    Restore,
+    Terminate,
+)
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, pair
+from carpool.runtime.process.process_tree import bind_tree, continue_tree
 from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed
 from carpool.runtime.process.reaper import NOT_STARTED
 
@@ -53,8 +63,15 @@ class CommandProcess:
         cores: CoreAllocator,
         grace_s: float,
         listener: CommandListener,
+        parking: CommandParking | None = None,
     ) -> None:
-        self.state = CommandState(job, time_limit_s=program.time_limit_s, retries=program.retries)
+        self.state = CommandState(
+            job,
+            time_limit_s=program.time_limit_s,
+            retries=program.retries,
+            resumable=program.resumable,
+            cpu_devices=[number for number, device in devices.items() if device.cuda is None],
+        )
         self.time_sliced = False
         self._program = program
         self._folder = folder
@@ -67,6 +84,8 @@ class CommandProcess:
         self._epoch = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None  # the reaper kills everything when this is closed
+        self._parking = parking or CommandParking()
+        self._parking_task: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
         self._exited.set()
@@ -114,9 +133,14 @@ class CommandProcess:
             match action:
                 case Launch(slots):
                     self._try_launch(slots)
+                case Move(slots):
+                    self._move(slots)
+                case Park():
+                    self._parking_task = asyncio.create_task(self._park())
+                case Restore(slots):
+                    self._parking_task = asyncio.create_task(self._restore(slots))
                 case Terminate():
-                    if self._process is not None:
-                        self._process.send_signal(signal.SIGTERM)
+                    self._terminate()
                 case Note(text):
                     reports.append(Told(job, text))
                 case Emit(fact):
@@ -128,6 +152,40 @@ class CommandProcess:
                     pass
         self._listener.on_command(self, facts, reports)
 
+    def _terminate(self) -> None:
+        if self._parking_task is not None:
+            self._parking_task.cancel()
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            continue_tree(self._process.pid)  # stopped processes handle no SIGTERM
+
+    def _move(self, slots: tuple[WorkerSlot, ...]) -> None:
+        if self._process is not None and (cores := self._cores_of(slots)):
+            bind_tree(self._process.pid, cores)
+
+    async def _park(self) -> None:
+        clock = asyncio.get_running_loop().time
+        assert self._process is not None
+        devices = [self._devices[slot.device] for slot in self.state.slots]
+        try:
+            how = await self._parking.park(self._process.pid, devices)
+        except ParkingError as error:
+            self._run(self.state.parking_failed(clock(), str(error)))
+        else:
+            log_event(_log, "command_parked", job=self.state.job, how=how)
+            self._run(self.state.parked(clock(), how))
+
+    async def _restore(self, slots: tuple[WorkerSlot, ...]) -> None:
+        clock = asyncio.get_running_loop().time
+        assert self._process is not None
+        try:
+            await self._parking.restore(self._process.pid, self._cores_of(slots))
+        except ParkingError as error:
+            self._run(self.state.restoring_failed(clock(), str(error)))
+        else:
+            log_event(_log, "command_restored", job=self.state.job)
+            self._run(self.state.restored(clock()))
+
     def _try_launch(self, slots: tuple[WorkerSlot, ...]) -> None:
         try:
             self._launch(slots)
@@ -137,7 +195,7 @@ class CommandProcess:
 
     def _launch(self, slots: tuple[WorkerSlot, ...]) -> None:
         devices = [self._devices[slot.device] for slot in slots]
-        cores = sorted({core for device in devices for core in device.cores})
+        cores = self._cores_of(slots)
         cores = cores or [*self._cores.claim(self.state.job, self._program.cpus * len(slots))]
         theirs, self._lifeline = os.pipe()
         ours, end = pair()
@@ -157,6 +215,10 @@ class CommandProcess:
         self._receiving = asyncio.create_task(self._receive(self._channel))
         self._exited.clear()
         self._watch(self._process, self._receiving)
+
+    def _cores_of(self, slots: tuple[WorkerSlot, ...]) -> list[int]:
+        """Cores of the devices; none on GPUs."""
+        return sorted({core for slot in slots for core in self._devices[slot.device].cores})
 
     def _spawn(
         self, cores: Sequence[int], environment: Mapping[str, str], lifeline: int, channel: int
@@ -226,6 +288,8 @@ class CommandProcess:
             loop.remove_reader(handle)
             os.close(handle)
             self._process = None
+            if self._parking_task is not None:
+                self._parking_task.cancel()
             self._cores.release(self.state.job)
             self.kill()
             self._finishing = asyncio.create_task(self._finish(process, receiving))
