@@ -123,3 +123,14 @@ def test_where_an_entry_raises_nothing_is_started_or_kept(home: Path, capfd: pyt
     assert err == "carpool: job 'bad': train.py:net: raised AssertionError: not so (train.py, line 9)\n"
     assert out == ""
     assert not list((home / ".carpool/runs").iterdir())
+
+
+def test_a_program_runs_in_the_current_folder_and_its_output_is_printed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "script.py").write_text("import os, sys; print(os.getcwd(), sys.argv); sys.exit(3)", encoding="utf-8")
+    assert run(["run", "--devices", "cpu:1", "--set", "retries=0", "--", "python", "script.py", "--lr", "0.1"]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{home} ['script.py', '--lr', '0.1']\n"
+    assert "exit code 3" in said.err
+    assert (home / ".carpool" / "runs" / "script" / "jobs" / "script" / "log").is_file()

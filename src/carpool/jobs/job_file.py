@@ -16,7 +16,7 @@ from carpool.core.constraints.priorities import PRIORITIES, weight_with_priority
 from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.units import parse_bytes, parse_seconds
-from carpool.jobs.entry_file import check_entry, check_script
+from carpool.jobs.entry_file import check_command, check_entry
 from carpool.jobs.program import Program
 from carpool.jobs.toml_table import Table
 
@@ -205,7 +205,7 @@ def _job(name: str, table: Table, folder: Path) -> ListedJob:
     if command:
         _check_command(table, spec)
         if not spec.after:  # a job that it depends on may write it
-            check_script(command, home, table.where)
+            check_command(command, home, program.environment.get("PATH"), table.where)
     else:
         check_entry(entry, program.args, home, table.where)
     if program.exact and "shards" not in table.values and spec.widest == 1:

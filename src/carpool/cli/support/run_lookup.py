@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError, UnknownName
 from carpool.jobs.devices import LocalDevice
-from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.jobs.job_file import JobFile, ListedJob, parse_jobs, read_jobs
 from carpool.service.store.journal_file import is_unfinished
 from carpool.service.store.store import has_store
 
@@ -26,11 +27,15 @@ class ChosenRun(NamedTuple):
     devices: tuple[LocalDevice, ...] | None = None
 
 
-def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRun:
+def look_up(
+    jobs: str | None, state: str | None, resume: str | None, program: Mapping[str, Any] | None = None
+) -> ChosenRun:
     """The run that the command line names; `resume` is None without --resume, empty where it names no run."""
-    if jobs is None and resume is None:
-        raise InputError("no job file is given", way_out="Name one: carpool run jobs.toml.")
-    file = read_jobs(Path(jobs)) if jobs is not None else None
+    if jobs is None and resume is None and program is None:
+        raise InputError(
+            "no job file is given", way_out="Name one: carpool run jobs.toml; or a program: carpool run -- python a.py."
+        )
+    file = read_jobs(Path(jobs)) if jobs is not None else _as_file(program)
     if resume is not None:
         folder = RunFolder(Path(state)) if state else find_run(resume, file.name if file is not None else "")
         before = folder.settings()
@@ -45,6 +50,13 @@ def look_up(jobs: str | None, state: str | None, resume: str | None) -> ChosenRu
     if has_store(folder.path):
         raise InputError("holds the state of a daemon", where=str(state), way_out="Name another --state.")
     return ChosenRun(file.name, file.jobs, folder)
+
+
+def _as_file(program: Mapping[str, Any] | None) -> JobFile | None:
+    """A program of the command line as a job file in the current folder."""
+    if program is None:
+        return None
+    return JobFile(Path(f"{program['job'][0]['name']}.toml"), parse_jobs(program, Path.cwd(), "carpool run"))
 
 
 def find_run(run: str, name: str = "") -> RunFolder:
