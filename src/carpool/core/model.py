@@ -66,6 +66,7 @@ class JobSpec:
     array: str = ""  # name shared by all jobs of one sweep
     at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
     deadline_s: float = 0.0  # seconds after submission by which it should finish; 0: none
+    resumable: bool = True  # False: it loses its work with its devices, so no plan preempts it
 
     @property
     def narrowest(self) -> int:

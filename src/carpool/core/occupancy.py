@@ -104,6 +104,7 @@ class Occupancy:
         "free_devices",
         "host_usage",
         "lost",
+        "pinned_devices",
     )
 
     def __init__(self, cluster: Cluster) -> None:
@@ -114,6 +115,7 @@ class Occupancy:
         self.foreign_devices: frozenset[int] = (
             frozenset()
         )  # devices used by foreign processes: not free while no job holds them
+        self.pinned_devices: frozenset[int] = frozenset()  # held by jobs that the plan in progress must not touch
         self._num_shared = 0  # devices with more than one resident
         # A fork reads what it has not changed from its base; the root is its own base.
         self._free: dict[int, int] = {}
@@ -168,15 +170,22 @@ class Occupancy:
 
     @property
     def usable_devices(self) -> dict[Kind, int]:
-        """Devices of each type on live nodes, without those left to foreign processes."""
+        """Devices of each type on live nodes, without pinned ones and those left to foreign processes."""
         there = dict(self.cluster.capacity)
         for lost in self.lost:
             for bank in self.cluster.nodes[lost].banks:
                 there[bank.kind] -= len(bank.devices)
-        for device in self.foreign_devices:
+        for device in self.withheld_devices:
             node, bank = self.cluster.spot(device)
-            there[bank.kind] -= node.id not in self.lost and self.is_foreign(device)
+            there[bank.kind] -= node.id not in self.lost
         return there
+
+    @property
+    def withheld_devices(self) -> frozenset[int]:
+        """Devices that no plan can use now: pinned ones, and those left to foreign processes."""
+        if not self.foreign_devices:
+            return self.pinned_devices
+        return self.pinned_devices | {device for device in self.foreign_devices if self.is_foreign(device)}
 
     def is_foreign(self, device: int) -> bool:
         """Whether a device is left to foreign processes: they use it, and no job holds it."""
@@ -220,6 +229,7 @@ class Occupancy:
         copy.lost = self.lost
         copy.host_usage = self.host_usage
         copy.foreign_devices = self.foreign_devices
+        copy.pinned_devices = self.pinned_devices
         copy._num_shared = self._num_shared
         copy._base_free = self._base_free
         copy._base_residents = self._base_residents

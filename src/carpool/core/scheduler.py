@@ -6,6 +6,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
+from carpool.core.constraints.pinned_jobs import plan_without_preempting
 from carpool.core.constraints.policy_handover import POLICY_EXCEPTIONS, describe_policy_failure, jobs_to_release
 from carpool.core.constraints.priorities import PriorityPlanner, describe_urgency
 from carpool.core.constraints.resource_limits import describe_foreign_use, describe_shortage, plan_within_resources
@@ -349,10 +350,14 @@ class Scheduler:
 
     def _planned_by_policy(self) -> Plan:
         """Ask the policy; a plan that was not drafted is checked by applying it."""
-        plan = self.policy.plan(self._view)
-        validate_answer(self.policy, self.at, plan, self._state.jobs, strictly=bool(self._fallback))
+        plan = plan_without_preempting(self._view, self._answer_of_policy)
         if plan is not Plan.NOTHING and plan.drafted is None:
             self._state.occupy(plan.changes)
+        return plan
+
+    def _answer_of_policy(self) -> Plan:
+        plan = self.policy.plan(self._view)
+        validate_answer(self.policy, self.at, plan, self._state.jobs, strictly=bool(self._fallback))
         return plan
 
     def _remember(self, at: float, planned: Planned) -> None:

@@ -30,14 +30,16 @@ def jobs_to_release(view: Snapshot) -> list[Job]:
     """Running jobs to release because the policy could not have made their allocations.
 
     A policy that does not share expects one holder per device; one that shares has a limit on the sum of fractions.
-    The job submitted first stays. An exact job keeps its share for life, and may hold it alone on a device.
+    The job submitted first stays. An exact job keeps its share for life, and may hold it alone on a device. A job that
+    cannot resume always stays.
     """
     leaving: list[Job] = []
     loads: dict[int, float] = {}
-    for job in sorted(view.running(), key=lambda job: job.seq):
+    for job in sorted(view.running(), key=lambda job: (job.spec.resumable, job.seq)):
         assert job.desired is not None
         taken = [(device, share.fraction) for share in job.desired.shares for device in share.devices]
-        if _is_possible(view.policy, job) and _fits(view.policy, loads, taken):
+        keeps = not job.spec.resumable
+        if keeps or (_is_possible(view.policy, job) and _fits(view.policy, loads, taken)):
             for device, fraction in taken:
                 loads[device] = loads.get(device, 0.0) + fraction
         else:

@@ -328,7 +328,7 @@ def _sizes(view: Snapshot, kind: Kind) -> list[int]:
         0
         if node.id in occupancy.lost
         else sum([len(bank.devices) for bank in node.banks if bank.kind == kind])
-        - sum(occupancy.is_foreign(device) for device in occupancy.foreign_devices if _is_of(view, device, node, kind))
+        - sum(_is_of(view, device, node, kind) for device in occupancy.withheld_devices)
         for node in view.cluster.nodes
     ]
 

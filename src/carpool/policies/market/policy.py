@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from carpool.core.constraints.pinned_jobs import is_pinned
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Allocation, Job
@@ -294,9 +295,10 @@ class Carpool(Policy):
         return values, stays
 
     def _moves_s(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
-        """[job]: seconds that a move costs; irrelevant for jobs that hold nothing."""
+        """[job]: seconds that a move costs, lost work included; irrelevant for jobs that hold nothing."""
         known = [None if job.desired is None else view.estimates.move_s(job.spec) for job in jobs]
-        return np.array([self.move_s if seconds is None else seconds for seconds in known])
+        lost = [view.at - job.since if is_pinned(job) else 0.0 for job in jobs]
+        return np.array([self.move_s if seconds is None else seconds for seconds in known]) + lost
 
     def _wake_at(self, view: Snapshot, quote: Quote) -> float:
         """Plan again after a fifth of the shortest remaining time: estimates may have changed by then."""
