@@ -24,6 +24,7 @@ from carpool.core.messages import (
     ProgressReported,
     Record,
     ReleaseApplied,
+    ResumabilityChanged,
     WeightChanged,
 )
 from carpool.core.model import Allocation, Job, JobId, JobSpec, NodeId, Phase
@@ -151,7 +152,7 @@ class JobAccounting:
                 rate = rate if account.held is not None else 0.0  # a report that was on its way when it was released
                 account.done, account.rate, account.as_of = done, rate, at
                 account.loss = account.loss if loss is None else loss
-            case WeightChanged(job=job) | LimitsChanged(job=job):
+            case WeightChanged(job=job) | LimitsChanged(job=job) | ResumabilityChanged(job=job):
                 account = self.accounts[job]
                 account.spec = updated_spec(account.spec, fact)
                 if requires_release(fact, account.held):

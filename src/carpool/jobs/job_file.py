@@ -340,6 +340,7 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
         disk_bytes=parse_bytes(table.values.get("disk", 0), f"{table.where}: disk"),
         priority=priority,
         deadline_s=0.0 if given is None else parse_deadline(given, f"{table.where}: deadline"),
+        resumable=program.resumable or not program.command,
     )
 
 

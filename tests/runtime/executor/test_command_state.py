@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.messages import AssignApplied, JobFailed, JobFinished, ProgressReported, ReleaseApplied
+from carpool.core.messages import (
+    AssignApplied,
+    JobFailed,
+    JobFinished,
+    ProgressReported,
+    ReleaseApplied,
+    ResumabilityChanged,
+)
 from carpool.core.model import JobId
 from carpool.runtime.executor.command_state import (
     PARKING_TIMEOUT_S,
@@ -243,7 +250,7 @@ def stepped(step: int, loss: float = 0.5) -> Stepped:
 
 def test_a_session_reports_progress() -> None:
     command = launched()
-    assert command.message(1.0, Joined(0, 30)) == []
+    command.message(1.0, Joined(0, 30))
     assert command.has_session
     assert command.message(2.0, stepped(8)) == [Emit(ProgressReported(JOB, 1, 8.0, 10.0, 0.5))]
     assert command.message(2.0, stepped(9, math.nan)) == [Emit(ProgressReported(JOB, 1, 9.0, 10.0, None))]
@@ -257,10 +264,10 @@ def test_a_killed_session_is_restarted_until_it_makes_no_progress() -> None:
     for step in (3, 4):
         command.message(1.0, Joined(0, 30))
         command.message(1.0, stepped(step))
-        note, launch = command.exited(2.0, -9)
+        note, launch, _ = command.exited(2.0, -9)
         assert isinstance(note, Note)
         assert launch == Launch(HERE)
-    assert command.message(3.0, Joined(2, 30)) == [Note("resumes from its checkpoint of step 2")]
+    assert command.message(3.0, Joined(2, 30))[0] == Note("resumes from its checkpoint of step 2")
     _, fact = command.exited(3.0, -9)
     assert isinstance(fact, Emit)
     assert isinstance(fact.fact, JobFailed)
@@ -280,3 +287,13 @@ def test_a_session_that_ends_during_termination_has_finished() -> None:
     assert command.order(1.0, Target(2)) == [Terminate()]
     command.message(1.0, Done(30, 2, math.nan, "", "its loop ended"))
     assert command.exited(2.0, 0) == [Ended("its loop ended", 30, 2), Emit(JobFinished(JOB, 1))]
+
+
+def test_a_command_is_reported_resumable_once_it_can_be_parked_or_has_a_session() -> None:
+    changed = Emit(ResumabilityChanged(JOB, resumable=True))
+    assert CommandState(JOB, can_park=True).order(0.0, Target(1, HERE))[-1] == changed
+    assert changed not in CommandState(JOB, resumable=True, can_park=True).order(0.0, Target(1, HERE))
+    command = launched()
+    assert command.message(1.0, Joined(0, 30)) == [changed]
+    assert command.message(2.0, stepped(1)) == [Emit(ProgressReported(JOB, 1, 1.0, 10.0, 0.5))]
+    assert command.exited(3.0, -9)[-1] == Emit(ResumabilityChanged(JOB, resumable=False))

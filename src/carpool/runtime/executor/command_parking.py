@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from carpool.core.errors import CarpoolError
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.nvml import Nvml
+from carpool.runtime.compat.cuda_driver import process_checkpoint_problem
 from carpool.runtime.process.cuda_parking import call_driver, cuda_processes
 from carpool.runtime.process.process_tree import available_memory, bind_tree, continue_tree, descendants, stop_tree
 
@@ -46,12 +47,20 @@ class CommandParking:
         find_cuda: Callable[[Collection[int]], list[int]] = cuda_processes,
         free_gpu_memory: Callable[[LocalDevice], float] = free_gpu_memory,
         available_memory: Callable[[], tuple[int, int]] = available_memory,
+        driver_problem: Callable[[], str] = process_checkpoint_problem,
     ) -> None:
+        self._driver_problem = driver_problem
         self._call_driver = call_driver
         self._find_cuda = find_cuda
         self._free_gpu_memory = free_gpu_memory
         self._available_memory = available_memory
         self._checkpointed: list[int] = []
+
+    def keeps_work(self, devices: Collection[LocalDevice]) -> bool:
+        """Whether a parked command can continue on any of these devices: on all cores, or on the one GPU it was on."""
+        if all(device.cuda is None for device in devices):
+            return True
+        return len(devices) == 1 and not self._driver_problem()
 
     async def park(self, reaper: int, devices: Collection[LocalDevice]) -> str:
         """Free the devices; how, in words. ParkingError if that is impossible, and then the command runs on."""

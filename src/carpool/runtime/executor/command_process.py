@@ -65,11 +65,13 @@ class CommandProcess:
         listener: CommandListener,
         parking: CommandParking | None = None,
     ) -> None:
+        self._parking = parking or CommandParking()
         self.state = CommandState(
             job,
             time_limit_s=program.time_limit_s,
             retries=program.retries,
             resumable=program.resumable,
+            can_park=self._parking.keeps_work(devices.values()),
             cpu_devices=[number for number, device in devices.items() if device.cuda is None],
         )
         self.time_sliced = False
@@ -84,7 +86,6 @@ class CommandProcess:
         self._epoch = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None  # the reaper kills everything when this is closed
-        self._parking = parking or CommandParking()
         self._parking_task: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()

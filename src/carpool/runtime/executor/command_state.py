@@ -11,7 +11,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from carpool.core.messages import AssignApplied, JobFailed, JobFinished, ProgressReported, ReleaseApplied
+from carpool.core.messages import (
+    AssignApplied,
+    JobFailed,
+    JobFinished,
+    ProgressReported,
+    ReleaseApplied,
+    ResumabilityChanged,
+)
 from carpool.core.model import JobId
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
@@ -75,6 +82,7 @@ class CommandState:
         time_limit_s: float = 0.0,
         retries: int = 3,
         resumable: bool = False,
+        can_park: bool = False,  # on every device that it may be assigned
         cpu_devices: Collection[int] = (),
     ) -> None:
         self.job = job
@@ -88,7 +96,8 @@ class CommandState:
         self._since = 0.0  # in this phase
         self._ran_s = 0.0  # in earlier running phases of the same processes
         self._time_limit_s = time_limit_s
-        self._resumable = resumable
+        self._resumable = self._reported_resumable = resumable
+        self._can_park = can_park
         self._cpu_devices = frozenset(cpu_devices)
         self._acknowledged = 0
         self._is_stopping = False
@@ -281,6 +290,13 @@ class CommandState:
             self._acknowledged = self.target.generation
             applied = AssignApplied if wanted else ReleaseApplied
             self._actions.append(Emit(applied(self.job, self._acknowledged, float(self.steps))))
+        self._report_resumability()
+
+    def _report_resumability(self) -> None:
+        resumable = self._resumable or self.has_session or self._can_park
+        if self.slots and resumable != self._reported_resumable:
+            self._reported_resumable = resumable
+            self._actions.append(Emit(ResumabilityChanged(self.job, resumable)))
 
     def _end(self, error: str) -> None:
         self.is_over = True
