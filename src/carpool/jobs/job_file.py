@@ -62,6 +62,7 @@ KEYS = {
     "resumable": JobKey(
         "switch", False, "The command saves its state on SIGTERM and continues from it when restarted."
     ),
+    "fork_start": JobKey("switch", True, "Start a Python command in a process that has torch imported, where equal."),
     "python": JobKey("text", "", "Interpreter of a command that begins with python."),
     "folder": JobKey("text", "", "Working folder, relative to the submission's."),
     "environment": JobKey("variables", {}, "Environment variables; stored by the daemon, never returned."),
@@ -228,6 +229,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         folder=str(home.resolve()),
         environment=table.settings("environment"),
         resumable=table.flag("resumable"),
+        fork_start=table.flag("fork_start", True),
         python=table.text("python"),
         memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
         cpus=table.whole("cpus", 0, least=0),

@@ -138,7 +138,7 @@ class Executor:
             return
         try:
             if program.command:
-                self.jobs.add_command(job, program, self, resume=resume)
+                self.jobs.add_command(job, program, self, self._pool.run_program, resume=resume)
                 return
             options = job_options_of(program, self._options, has_lanes=self._mps.has_lanes)
             training = self.jobs.add_training(job, program, options, resume=resume)

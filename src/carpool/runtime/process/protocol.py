@@ -364,6 +364,20 @@ class Forked(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class RunProgram(Message):
+    """Run a Python program instead of a worker. Descriptors: its log, its lifeline, and the socket of its session.
+
+    Answered by `Forked` with the pid of its reaper, or with why it needs a plain start; later by `Exited`.
+    """
+
+    command: tuple[str, ...]
+    folder: str
+    environment: Mapping[str, str]
+    cores: tuple[int, ...] = ()
+    grace_s: float = 5.0  # between SIGTERM and a kill
+
+
+@dataclass(frozen=True, slots=True)
 class SendSignal(Message):
     """Signal a worker; ignored once it has exited, so that a reused pid is never hit."""
 

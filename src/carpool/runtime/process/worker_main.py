@@ -11,7 +11,17 @@ from carpool.runtime.errors import LeaveRequested, StateLost
 from carpool.runtime.memory.device_state import new_device_state
 from carpool.runtime.process.channel import Channel, Closed, Heartbeat, Received
 from carpool.runtime.process.cuda_warmup import wait_for_job
-from carpool.runtime.process.protocol import AdmissionRequested, Begin, Grant, Leave, Noted, Prewarm, WorkerFailed
+from carpool.runtime.process.forked_command import start_program
+from carpool.runtime.process.protocol import (
+    AdmissionRequested,
+    Begin,
+    Grant,
+    Leave,
+    Noted,
+    Prewarm,
+    RunProgram,
+    WorkerFailed,
+)
 from carpool.runtime.process.shared_memory import StepCounter, new_step_counter
 from carpool.runtime.process.worker_setup import StartupTimer, configure_process, make_trainer, start_cuda_lane
 from carpool.runtime.reduce.sync_batchnorm import sync_batch_norms
@@ -34,6 +44,8 @@ def main(channel: Channel) -> int:
     with contextlib.suppress(Closed, LeaveRequested):
         first = channel.receive()
         assert first is not None
+        if isinstance(first.message, RunProgram):
+            return start_program(channel, first.message, first.fds)
         was_prewarmed = isinstance(first.message, Prewarm)
         received = wait_for_job(channel, first.message) if isinstance(first.message, Prewarm) else first
         assert isinstance(received.message, Begin), f"expected Begin, got {received.message}"
