@@ -155,7 +155,7 @@ def _reset_process(environment: Mapping[str, str]) -> None:
 def _stream(descriptor: int, old: TextIO, unbuffered: bool) -> Any:
     """A standard stream as CPython creates it (pylifecycle.c: create_stdio)."""
     raw: Any = open(descriptor, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
-    is_lines = descriptor == 2 or os.isatty(descriptor)
+    is_lines = not unbuffered and (descriptor == 2 or os.isatty(descriptor))
     stream = io.TextIOWrapper(
         raw, old.encoding, old.errors, newline="\n", line_buffering=is_lines, write_through=unbuffered
     )
