@@ -126,7 +126,7 @@ def test_where_an_entry_raises_nothing_is_started_or_kept(home: Path, capfd: pyt
 
 
 def test_a_program_runs_in_the_current_folder_and_its_output_is_printed(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "script.py").write_text("import os, sys; print(os.getcwd(), sys.argv); sys.exit(3)", encoding="utf-8")
     assert run(["run", "--devices", "cpu:1", "--set", "retries=0", "--", "python", "script.py", "--lr", "0.1"]) == 1
@@ -134,3 +134,8 @@ def test_a_program_runs_in_the_current_folder_and_its_output_is_printed(
     assert said.out == f"{home} ['script.py', '--lr', '0.1']\n"
     assert "exit code 3" in said.err
     assert (home / ".carpool" / "runs" / "script" / "jobs" / "script" / "log").is_file()
+    monkeypatch.setenv("CARPOOL_STATE", str(home / "no-daemon"))
+    for args in ([], ["--run", "script"], ["-f"], ["--tail", "1"]):
+        assert run(["logs", "script", *args]) == 0
+        assert capsys.readouterr().out == said.out
+    assert run(["logs", "none"]) == 2
