@@ -128,11 +128,17 @@ class CommandProcess:
             self._lifeline = None
 
     @property
+    def has_process(self) -> bool:
+        return self._process is not None
+
+    @property
     def has_exited(self) -> bool:
         return self._exited.is_set()
 
     async def wait(self) -> None:
         await self._exited.wait()
+        if self._finishing is not None:
+            await self._finishing
         self.close()
 
     def close(self) -> None:

@@ -126,9 +126,9 @@ class Executor:
             command.kill()
         await self._pool.stop()
         await self._mps.stop()
-        self._arbiter.close()
         for command in self._commands.values():
             await command.wait()
+        self._arbiter.close()  # a command that exits gives up its turn
         for training in self._trainings.values():
             training.close()
 
