@@ -18,6 +18,7 @@ from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.units import parse_bytes, parse_seconds
 from carpool.jobs.entry_file import check_command, check_entry
 from carpool.jobs.program import Program
+from carpool.jobs.progress_pattern import ProgressPattern
 from carpool.jobs.toml_table import Table
 
 
@@ -62,6 +63,7 @@ KEYS = {
     "resumable": JobKey(
         "switch", False, "The command saves its state on SIGTERM and continues from it when restarted."
     ),
+    "progress": JobKey("text", "", "Regular expression that finds the command's step in its output: (\\d+)/(\\d+)."),
     "fork_start": JobKey("switch", True, "Start a Python command in a process that has torch imported, where equal."),
     "python": JobKey("text", "", "Interpreter of a command that begins with python."),
     "folder": JobKey("text", "", "Working folder, relative to the submission's."),
@@ -229,6 +231,7 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         folder=str(home.resolve()),
         environment=table.settings("environment"),
         resumable=table.flag("resumable"),
+        progress=_progress(table),
         fork_start=table.flag("fork_start", True),
         python=table.text("python"),
         memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
@@ -250,6 +253,13 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         retries=table.whole("retries", 3, least=0),
         notify=table.texts("notify"),
     )
+
+
+def _progress(table: Table) -> str:
+    pattern = table.text("progress")
+    if pattern:
+        ProgressPattern(pattern, f"{table.where}: progress")
+    return pattern
 
 
 def _sync_batchnorm(table: Table, exact: bool) -> bool:

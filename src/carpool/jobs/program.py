@@ -17,6 +17,7 @@ class Program:
     folder: str = ""  # working folder; entries and relative paths are looked up from here
     environment: Mapping[str, str] = field(default_factory=dict)
     resumable: bool = False  # a command that continues from its own files when it is started again
+    progress: str = ""  # regular expression that finds step, total, loss and epoch in a command's output
     fork_start: bool = True  # a Python command may run in a fork of the fork server, with torch imported
     python: str = ""  # interpreter for `command` entries that begin with "python"; empty: this one
     memory_bytes: int = 0  # most that may be allocated on a GPU; 0: no limit

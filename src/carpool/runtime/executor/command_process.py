@@ -26,6 +26,7 @@ from carpool.runtime.executor.command_start import (
     can_fork,
     command_line,
     spawn,
+    start_progress_reader,
 )
 from carpool.runtime.executor.command_state import (
     CommandAction,
@@ -42,7 +43,7 @@ from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, pair
 from carpool.runtime.process.process_tree import bind_tree, continue_tree
-from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed, RunProgram
+from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed, ProgressFound, RunProgram
 from carpool.runtime.process.reaper import NOT_STARTED
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -95,6 +96,7 @@ class CommandProcess:
         self._process: StartedCommand | None = None
         self._launching: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._lifeline: int | None = None  # the reaper kills everything when this is closed
         self._parking_task: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
@@ -224,6 +226,7 @@ class CommandProcess:
         """Start the command, and finish when it has exited."""
         theirs, self._lifeline = os.pipe()
         ours, end = pair()
+        log_size = os.fstat(self._folder.log()).st_size
         try:
             process = await self._start_process(slots, Descriptors(self._folder.log(), theirs, end.fileno()))
         except (OSError, ValueError) as error:  # ValueError for arguments that no program can be given
@@ -244,6 +247,8 @@ class CommandProcess:
         self._channel = AsyncChannel(ours)
         receiving = asyncio.create_task(self._receive(self._channel))
         self._finishing = asyncio.create_task(self._finish(process, receiving))
+        if self._program.progress:
+            self._reading = asyncio.create_task(self._read_progress(log_size))
 
     async def _start_process(self, slots: tuple[WorkerSlot, ...], fds: Descriptors) -> StartedCommand:
         devices = [self._devices[slot.device] for slot in slots]
@@ -277,6 +282,25 @@ class CommandProcess:
     def _cores_of(self, slots: tuple[WorkerSlot, ...]) -> list[int]:
         """Cores of the devices; none on GPUs."""
         return sorted({core for slot in slots for core in self._devices[slot.device].cores})
+
+    async def _read_progress(self, start: int) -> None:
+        """Report the progress that the command's output shows, until it has exited."""
+        reader, channel = start_progress_reader(self._program.progress, self._folder.path / "log", start)
+        total: float | None = None
+        try:
+            while True:
+                message = (await channel.receive()).message
+                self._run(self.state.message(asyncio.get_running_loop().time(), message))
+                if isinstance(message, ProgressFound) and message.total != total:
+                    total = message.total
+                    size = None if total is None else round(total)
+                    self._listener.on_command(self, (), [Sized(self.state.job, size)])
+        except (Closed, ProtocolError):
+            pass
+        finally:
+            channel.close()
+            reader.kill()
+            reader.wait()
 
     async def _receive(self, channel: AsyncChannel) -> None:
         job = self.state.job
@@ -316,6 +340,9 @@ class CommandProcess:
     async def _finish(self, process: StartedCommand, receiving: asyncio.Task[None]) -> None:
         code = await process.wait()
         self._process = None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
         if self._parking_task is not None:
             self._parking_task.cancel()
         self._cores.release(self.state.job)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from carpool.jobs.program import Program
 from carpool.runtime.compat.process_lifetime import wait_for_exit
-from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError
+from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, pair
 from carpool.runtime.process.protocol import Exited, Forked
 from carpool.runtime.process.python_program import is_same_interpreter, parse_program, uses_torch
 
@@ -78,6 +78,20 @@ class ForkedCommand:
         finally:
             self._has_exited = True
             self._channel.close()
+
+
+def start_progress_reader(pattern: str, log: Path, start: int) -> tuple[subprocess.Popen[bytes], AsyncChannel]:
+    """Start the process that finds a pattern in a log from a byte on; it exits when the channel is closed."""
+    ours, theirs = pair()
+    with theirs:
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(start), str(log), pattern]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "carpool.runtime.process.progress_reader", *arguments],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+    return process, AsyncChannel(ours)
 
 
 def command_line(program: Program) -> list[str]:

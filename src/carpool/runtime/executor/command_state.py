@@ -22,7 +22,7 @@ from carpool.core.messages import (
 from carpool.core.model import JobId
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
-from carpool.runtime.process.protocol import Done, Joined, Message, Stepped, WorkerFailed
+from carpool.runtime.process.protocol import Done, Joined, Message, ProgressFound, Stepped, WorkerFailed
 
 PARKING_TIMEOUT_S = 600.0  # for parking and for restoring; a driver copies about 2 GB a second
 
@@ -136,6 +136,9 @@ class CommandState:
                 known_loss = None if math.isnan(loss) else loss
                 progress = ProgressReported(self.job, self._acknowledged, float(step), message.steps_per_s, known_loss)
                 self._actions.append(Emit(progress))
+            case ProgressFound(done=done, steps_per_s=rate) if self.slots and not self.has_session:
+                self.steps = int(done)
+                self._actions.append(Emit(ProgressReported(self.job, self._acknowledged, done, rate, message.loss)))
             case WorkerFailed(error=error):
                 self._actions.append(Note(error))
             case Done():

@@ -378,6 +378,16 @@ class RunProgram(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressFound(Message):
+    """Progress that a command's output reports."""
+
+    done: float
+    total: float | None = None
+    steps_per_s: float = 0.0
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SendSignal(Message):
     """Signal a worker; ignored once it has exited, so that a reused pid is never hit."""
 
