@@ -103,7 +103,7 @@ def test_a_command_sees_its_gpu_under_our_name(
 
 
 def test_progress_is_found_in_the_output_of_the_present_start(tmp_path: Path) -> None:
-    script = "echo step 3/9 loss 0.5; while [ ! -e go ]; do sleep 0.01; done"
+    script = "i=0; while [ ! -e go ]; do i=$((i+1)); echo step $i/9000 loss 0.5; sleep 0.05; done"
     program = Program(command=("sh", "-c", script), folder=str(tmp_path), progress=r"step (\d+)/(\d+) loss (\S+)")
 
     async def run() -> list[Fact]:
@@ -119,7 +119,7 @@ def test_progress_is_found_in_the_output_of_the_present_start(tmp_path: Path) ->
 
         folder = JobFolder(tmp_path, "a")
         folder.make(resume=False)
-        os.write(folder.log(), b"step 8/9 loss 0.1\n")
+        os.write(folder.log(), b"step 9000/9000 loss 0.1\n")
         command = CommandProcess(JobId("a"), program, folder, {0: CORE}, CoreAllocator([0]), 1.0, Listener(on_facts))
         command.order(0.0, Target(1, (WorkerSlot(0),)))
         await asyncio.wait_for(ended.wait(), 60.0)
@@ -127,7 +127,6 @@ def test_progress_is_found_in_the_output_of_the_present_start(tmp_path: Path) ->
         return facts
 
     facts = asyncio.run(run())
-    assert [fact for fact in facts if isinstance(fact, ProgressReported)] == [
-        ProgressReported(JobId("a"), 1, 3.0, 0.0, 0.5)
-    ]
+    first, *_ = [fact for fact in facts if isinstance(fact, ProgressReported)]
+    assert (first.rate > 0.0, first.loss, first.done < 9000) == (True, 0.5, True)
     assert isinstance(facts[-1], JobFinished)

@@ -30,7 +30,7 @@ from carpool.runtime.executor.command_state import (
 )
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
-from carpool.runtime.process.protocol import Done, Joined, Stepped
+from carpool.runtime.process.protocol import Done, Joined, ProgressFound, Stepped
 
 JOB = JobId("legacy")
 HERE, THERE = (WorkerSlot(0),), (WorkerSlot(1),)
@@ -297,3 +297,12 @@ def test_a_command_is_reported_resumable_once_it_can_be_parked_or_has_a_session(
     assert command.message(1.0, Joined(0, 30)) == [changed]
     assert command.message(2.0, stepped(1)) == [Emit(ProgressReported(JOB, 1, 1.0, 10.0, 0.5))]
     assert command.exited(3.0, -9)[-1] == Emit(ResumabilityChanged(JOB, resumable=False))
+
+
+def test_progress_of_the_output_is_reported_once_its_rate_is_known_and_not_beside_a_session() -> None:
+    command = launched()
+    assert command.message(1.0, ProgressFound(3.0, 9.0)) == []
+    assert command.steps == 3
+    assert command.message(2.0, ProgressFound(5.0, 9.0, 2.0, 0.5)) == [Emit(ProgressReported(JOB, 1, 5.0, 2.0, 0.5))]
+    command.message(3.0, Joined(0, 30))
+    assert command.message(4.0, ProgressFound(6.0, 9.0, 2.0)) == []

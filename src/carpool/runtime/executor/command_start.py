@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from carpool.jobs.program import Program
+from carpool.runtime.compat.interpreter import fork_start_problem
 from carpool.runtime.compat.process_lifetime import wait_for_exit
 from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, pair
 from carpool.runtime.process.protocol import Exited, Forked
@@ -130,7 +131,7 @@ def spawn(
 
 def can_fork(program: Program, command: Sequence[str], folder: Path) -> bool:
     """Whether a command looks like a torch program for this interpreter; the fork checks the rest."""
-    if not program.fork_start or not is_same_interpreter(command[0]):
+    if not program.fork_start or fork_start_problem() or not is_same_interpreter(command[0]):
         return False
     python_program = parse_program(command)
     return python_program is not None and uses_torch(python_program, folder)

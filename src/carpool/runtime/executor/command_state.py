@@ -138,7 +138,9 @@ class CommandState:
                 self._actions.append(Emit(progress))
             case ProgressFound(done=done, steps_per_s=rate) if self.slots and not self.has_session:
                 self.steps = int(done)
-                self._actions.append(Emit(ProgressReported(self.job, self._acknowledged, done, rate, message.loss)))
+                if rate > 0.0:  # known from the second report on
+                    progress = ProgressReported(self.job, self._acknowledged, done, rate, message.loss)
+                    self._actions.append(Emit(progress))
             case WorkerFailed(error=error):
                 self._actions.append(Note(error))
             case Done():

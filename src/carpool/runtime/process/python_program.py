@@ -8,24 +8,26 @@ starts and that the fork server had otherwise. `run_program` then does what CPyt
 
 from __future__ import annotations
 
-import atexit
 import builtins
-import ctypes
 import gc
 import importlib
 import io
 import logging
 import os
 import re
-import runpy
 import signal
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn, TextIO
+
+from carpool.runtime.compat.interpreter import (
+    exit_interpreter,
+    join_threads_and_run_exit_handlers,
+    run_module_as_main,
+)
 
 # Read when Python, torch, OpenMP, MKL or the C library starts. Those in _LATER are read afterwards, or applied here.
 _EARLY = re.compile(
@@ -40,6 +42,7 @@ _LATER = frozenset(
 _USES_TORCH = re.compile(
     rb"\b(torch|torchvision|transformers|lightning|pytorch_lightning|accelerate|timm|fastai|ignite|diffusers|peft)\b"
 )
+_OWN_FILES = frozenset({__file__, run_module_as_main.__code__.co_filename})
 _MAX_SOURCE_BYTES = 1 << 18
 _MAX_SOURCES = 50
 
@@ -193,8 +196,7 @@ def _run_script(script: str, main: ModuleType) -> None:
 def _run_module(name: str) -> None:
     sys.path.insert(0, str(Path.cwd()))
     sys.argv[0] = "-m"
-    run_as_main: Callable[[str], object] = runpy._run_module_as_main  # type: ignore[attr-defined]
-    run_as_main(name)
+    run_module_as_main(name)
 
 
 def _exit_code(code: object) -> int:
@@ -207,7 +209,7 @@ def _exit_code(code: object) -> int:
 def _print_error(error: BaseException) -> None:
     """Print an exception through the program's excepthook, without the frames of this module."""
     trace: TracebackType | None = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
         trace = trace.tb_next
     error = error.with_traceback(trace)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
@@ -220,10 +222,8 @@ def _print_error(error: BaseException) -> None:
 def _exit(code: int | None, main: ModuleType) -> NoReturn:
     """Exit with a code, or by SIGINT: threads are joined, exit handlers run, and open files are flushed."""
     if code is not None:
-        ctypes.pythonapi.Py_Exit(ctypes.c_int(code))
-    join_threads: Callable[[], object] = threading._shutdown  # type: ignore[attr-defined]
-    join_threads()
-    atexit._run_exitfuncs()
+        exit_interpreter(code)
+    join_threads_and_run_exit_handlers()
     main.__dict__.clear()
     gc.collect()
     for stream in (sys.stdout, sys.stderr):
