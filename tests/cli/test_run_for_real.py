@@ -169,3 +169,19 @@ def test_halving_stops_the_worse_half_and_the_best_ends_with_the_bits_it_has_alo
     assert alone["digest"] == jobs["net-2"]["digest"], "held and resumed: the same bits"
     assert run(["results", "--run", "sweep", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == "net-2"
+
+
+def test_a_program_runs_in_the_current_folder_and_its_output_is_printed(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "script.py").write_text("import os, sys; print(os.getcwd(), sys.argv); sys.exit(3)", encoding="utf-8")
+    assert run(["run", "--devices", "cpu:1", "--set", "retries=0", "--", "python", "script.py", "--lr", "0.1"]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{home} ['script.py', '--lr', '0.1']\n"
+    assert "exit code 3" in said.err
+    assert (home / ".carpool" / "runs" / "script" / "jobs" / "script" / "log").is_file()
+    monkeypatch.setenv("CARPOOL_STATE", str(home / "no-daemon"))
+    for args in ([], ["--run", "script"], ["-f"], ["--tail", "1"]):
+        assert run(["logs", "script", *args]) == 0
+        assert capsys.readouterr().out == said.out
+    assert run(["logs", "none"]) == 2

@@ -24,6 +24,7 @@ from carpool.core.messages import (
     PolicyChanged,
     Record,
     Release,
+    ResumabilityChanged,
     WeightChanged,
 )
 from carpool.core.metrics import Metrics
@@ -210,3 +211,14 @@ def test_recovery_asks_no_policy_and_comes_to_the_same(happenings: list[Any], cu
         opened.recover(records[behind:])
         check_state(opened)
         assert stands(opened)._replace(running=()) == stands(harness.scheduler)._replace(running=())
+
+
+def test_a_job_that_turns_out_to_keep_its_work_may_be_preempted() -> None:
+    harness = Harness("wsrtf")
+    harness.say(0.0, JobSubmitted(JobSpec(A, 4, 100.0, resumable=False)))
+    assert harness.say(1.0, JobSubmitted(JobSpec(B, 4, 1.0, weight=8.0))) == []
+    orders = harness.say(2.0, ResumabilityChanged(A, resumable=True))
+    assert [(type(order), order.job) for order in orders] == [(Release, A), (Assign, B)]
+    assert "keeps its work" in " ".join(words for _, words in job_history(harness.records, A))
+    again = [record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in harness.records]
+    assert [list(record.facts) for record in again] == [list(record.facts) for record in harness.records]

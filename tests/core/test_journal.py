@@ -37,6 +37,7 @@ from carpool.core.messages import (
     ProgressReported,
     Record,
     ReleaseApplied,
+    ResumabilityChanged,
     WeightChanged,
     Woke,
 )
@@ -133,7 +134,7 @@ def written(kept: list[Record], header: Header = HEADER) -> str:
 def test_every_fact_is_known() -> None:
     kinds = {JobSubmitted, JobCancelled, JobPaused, JobResumed, AssignApplied, ReleaseApplied, ProgressReported}
     kinds |= {JobFinished, JobFailed, JobCrashed, NodeJoined, NodeLost, Woke}
-    kinds |= {WeightChanged, LimitsChanged, PolicyChanged, OutsidersSeen, DeadlineMissed}
+    kinds |= {WeightChanged, LimitsChanged, ResumabilityChanged, PolicyChanged, OutsidersSeen, DeadlineMissed}
     assert {kind.__name__ for kind in Fact.__subclasses__()} == {kind.__name__ for kind in kinds}
     assert {journal._FACTS[kind.__name__] for kind in kinds} == kinds
 

@@ -25,6 +25,7 @@ from carpool.core.messages import (
     ProgressReported,
     Record,
     ReleaseApplied,
+    ResumabilityChanged,
     WeightChanged,
 )
 from carpool.core.model import Allocation, Job, JobId, JobSpec, NodeId, Phase
@@ -171,7 +172,7 @@ class JobAccounting:
                 account.done, account.rate, account.as_of = done, rate, at
                 account.loss = account.loss if loss is None else loss
                 account.metrics.add_loss(done, loss)
-            case WeightChanged(job=job) | LimitsChanged(job=job):
+            case WeightChanged(job=job) | LimitsChanged(job=job) | ResumabilityChanged(job=job):
                 account = self.accounts[job]
                 account.spec = updated_spec(account.spec, fact)
                 if requires_release(fact, account.held):

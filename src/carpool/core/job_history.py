@@ -28,6 +28,7 @@ from carpool.core.messages import (
     ProgressReported,
     Record,
     ReleaseApplied,
+    ResumabilityChanged,
     WeightChanged,
 )
 from carpool.core.model import Allocation, JobId, JobSpec
@@ -96,7 +97,7 @@ def _of_fact(fact: Fact, job: JobId, words: HistoryLabels) -> str:
             return reason or "was resumed by the user"
         case DeadlineMissed():
             return "missed its deadline; it keeps running"
-        case WeightChanged() | LimitsChanged():
+        case WeightChanged() | LimitsChanged() | ResumabilityChanged():
             return describe_update(fact)
         case AssignApplied(generation=generation, done=done):
             return f"runs (generation {generation}) from {done:.6g} {words.work}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from carpool.core.errors import InvalidTransition
-from carpool.core.messages import LimitsChanged, WeightChanged
+from carpool.core.messages import LimitsChanged, ResumabilityChanged, WeightChanged
 from carpool.core.model import Allocation, Job, JobSpec, Kind, Past, Phase
 
 
@@ -178,20 +178,22 @@ def vacated(job: Job, at: float, generation: int, done: float, service: Service,
     )
 
 
-JobUpdate = WeightChanged | LimitsChanged
+JobUpdate = WeightChanged | LimitsChanged | ResumabilityChanged
 
 
 def updated_spec(spec: JobSpec, change: JobUpdate) -> JobSpec:
     """The spec after a change; the number of devices requested moves into the new range."""
     if isinstance(change, WeightChanged):
         return replace(spec, weight=change.weight)
+    if isinstance(change, ResumabilityChanged):
+        return replace(spec, resumable=change.resumable)
     least, most = change.min_devices, change.max_devices
     return replace(spec, devices=min(max(spec.devices, least), most), min_devices=least, max_devices=most)
 
 
 def requires_release(change: JobUpdate, held: Allocation | None) -> bool:
     """Whether a job holds more or fewer devices than the new limits allow."""
-    if held is None or isinstance(change, WeightChanged):
+    if held is None or not isinstance(change, LimitsChanged):
         return False
     return not change.min_devices <= held.num_devices <= change.max_devices
 
@@ -200,6 +202,8 @@ def describe_update(change: JobUpdate) -> str:
     """The change in words, for the job's history."""
     if isinstance(change, WeightChanged):
         return f"weight changed to {change.weight:g} by the user"
+    if isinstance(change, ResumabilityChanged):
+        return f"{'keeps' if change.resumable else 'loses'} its work when it is preempted"
     if change.min_devices == change.max_devices:
         return f"device limit changed to {change.max_devices} by the user"
     return f"device limits changed to {change.min_devices}–{change.max_devices} by the user"

@@ -77,6 +77,14 @@ class LimitsChanged(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class ResumabilityChanged(Fact):
+    """An executor learned whether a job keeps its work when it loses its devices."""
+
+    job: JobId
+    resumable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChanged(Fact):
     """Another policy decides from now on, starting from the current allocations."""
 

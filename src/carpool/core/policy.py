@@ -25,6 +25,7 @@ from carpool.core.messages import (
     NodeLost,
     OutsidersSeen,
     PolicyChanged,
+    ResumabilityChanged,
     WeightChanged,
 )
 from carpool.core.model import Allocation, DeviceId, Job, JobId, Kind, Phase
@@ -34,7 +35,7 @@ from carpool.core.topology import Cluster, Neighbour, Placement
 
 ARRIVALS_AND_ENDINGS: frozenset[type[Fact]] = frozenset(
     {JobSubmitted, JobResumed, JobFinished, JobFailed, JobCrashed, JobCancelled, JobPaused, NodeJoined, NodeLost}
-    | {WeightChanged, LimitsChanged, PolicyChanged, OutsidersSeen}
+    | {WeightChanged, LimitsChanged, ResumabilityChanged, PolicyChanged, OutsidersSeen}
 )
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import difflib
 import hashlib
 import importlib.util
+import os
+import shutil
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,10 +38,38 @@ def check_entry(entry: str, args: Iterable[str], folder: Path, where: str) -> No
     _check_function(path, name, args, where)
 
 
-def check_script(command: Sequence[str], folder: Path, where: str) -> None:
-    """InputError if a command runs a Python file that does not exist."""
-    if Path(command[0]).name.startswith("python") and len(command) > 1 and command[1].endswith(".py"):
+def check_command(command: Sequence[str], folder: Path, path: str | None, where: str) -> None:
+    """InputError if a command's program is not on this search path, or its Python file does not exist."""
+    program, is_python = command[0], Path(command[0]).name.startswith("python")
+    if is_python and len(command) > 1 and command[1].endswith(".py"):
         _check_file("script", command[1], folder / command[1], where)
+    if "/" in program:
+        _check_program(folder / program, where)
+    elif not is_python and shutil.which(program, path=path) is None:
+        near = difflib.get_close_matches(program, _programs(path), n=3, cutoff=0.7)
+        raise InputError(
+            f"program {program!r} is not on the PATH",
+            where=where,
+            way_out=f"Did you mean {' or '.join(near)}?" if near else "Install it, or write its path.",
+        )
+
+
+def _check_program(path: Path, where: str) -> None:
+    if not path.is_file():
+        raise InputError(f"program {str(path)!r} does not exist", where=where, way_out="Write the path of a program.")
+    if not os.access(path, os.X_OK):
+        raise InputError(
+            f"program {str(path)!r} is not executable", where=where, way_out="Run chmod +x, or name its interpreter."
+        )
+
+
+def _programs(path: str | None) -> list[str]:
+    """Names of the files on a search path."""
+    found: list[str] = []
+    for folder in (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep):
+        with contextlib.suppress(OSError):
+            found += os.listdir(folder or ".")  # noqa: PTH208 - names only
+    return found
 
 
 def _check_file(what: str, name: str, path: Path, where: str) -> None:

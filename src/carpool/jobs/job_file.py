@@ -16,8 +16,9 @@ from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.units import parse_bytes, parse_seconds
 from carpool.jobs.dependencies import check_dependencies
-from carpool.jobs.entry_file import check_entry, check_script
+from carpool.jobs.entry_file import check_command, check_entry
 from carpool.jobs.program import Program
+from carpool.jobs.progress_pattern import ProgressPattern
 from carpool.jobs.sweep import Sweep, add_sweep, as_params, filled_command
 from carpool.jobs.toml_table import Table
 
@@ -61,6 +62,11 @@ KEYS = {
     "at_most": JobKey("count", 0, "How many jobs of the sweep may wait or run at once; 0: all."),
     "command": JobKey("texts", [], "Program and arguments to run instead of an entry."),
     "metrics": JobKey("text or texts", [], "TensorBoard event files of a command, as patterns: runs/*/events*."),
+    "resumable": JobKey(
+        "switch", False, "The command saves its state on SIGTERM and continues from it when restarted."
+    ),
+    "progress": JobKey("text", "", "Regular expression that finds the command's step in its output: (\\d+)/(\\d+)."),
+    "fork_start": JobKey("switch", True, "Start a Python command in a process that has torch imported, where equal."),
     "python": JobKey("text", "", "Interpreter of a command that begins with python."),
     "folder": JobKey("text", "", "Working folder, relative to the submission's."),
     "environment": JobKey("variables", {}, "Environment variables; stored by the daemon, never returned."),
@@ -213,7 +219,7 @@ def _job(name: str, table: Table, folder: Path) -> ListedJob:
     if command:
         _check_command(table, spec)
         if not spec.after:  # a job that it depends on may write it
-            check_script(command, home, table.where)
+            check_command(command, home, program.environment.get("PATH"), table.where)
     else:
         if program.metrics:
             raise InputError("metrics needs a command", where=table.where, way_out="Return them from evaluate instead.")
@@ -238,6 +244,9 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         folder=str(home.resolve()),
         environment=table.settings("environment"),
         metrics=table.texts("metrics"),
+        resumable=table.flag("resumable"),
+        progress=_progress(table),
+        fork_start=table.flag("fork_start", True),
         python=table.text("python"),
         memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
         cpus=table.whole("cpus", 0, least=0),
@@ -258,6 +267,13 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         retries=table.whole("retries", 3, least=0),
         notify=table.texts("notify"),
     )
+
+
+def _progress(table: Table) -> str:
+    pattern = table.text("progress")
+    if pattern:
+        ProgressPattern(pattern, f"{table.where}: progress")
+    return pattern
 
 
 def _sync_batchnorm(table: Table, exact: bool) -> bool:
@@ -350,6 +366,7 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
         disk_bytes=parse_bytes(table.values.get("disk", 0), f"{table.where}: disk"),
         priority=priority,
         deadline_s=0.0 if given is None else parse_deadline(given, f"{table.where}: deadline"),
+        resumable=program.resumable or not program.command,
     )
 
 

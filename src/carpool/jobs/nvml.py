@@ -76,6 +76,11 @@ class Nvml:
         memory = self._query_device(index, "nvmlDeviceGetMemoryInfo")
         return int(memory.total) if memory is not None else 0
 
+    def free_bytes(self, index: int) -> int:
+        """The free memory of a GPU; 0 if unknown."""
+        memory = self._query_device(index, "nvmlDeviceGetMemoryInfo")
+        return int(memory.free) if memory is not None else 0
+
     def processes(self, index: int) -> list[GpuProcess] | None:
         return _processes(self._query_device(index, "nvmlDeviceGetComputeRunningProcesses"))
 

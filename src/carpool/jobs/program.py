@@ -21,6 +21,9 @@ class Program:
     folder: Uncut = ""  # working folder; entries and relative paths are looked up from here
     environment: Mapping[str, str] = field(default_factory=dict)
     metrics: tuple[Uncut, ...] = ()  # TensorBoard event files of a command, as patterns relative to `folder`
+    resumable: bool = False  # a command that continues from its own files when it is started again
+    progress: Uncut = ""  # regular expression that finds step, total, loss and epoch in a command's output
+    fork_start: bool = True  # a Python command may run in a fork of the fork server, with torch imported
     python: Uncut = ""  # interpreter for `command` entries that begin with "python"; empty: this one
     memory_bytes: int = 0  # most that may be allocated on a GPU; 0: no limit
     cpus: int = 0  # cores of each worker on a GPU; 0: any of them

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from carpool.jobs.devices import Gpu, list_gpus
 from carpool.jobs.nvml import Nvml, NvmlUnavailable
-from carpool.runtime.compat import Feature, cuda_driver, libc
+from carpool.runtime.compat import Feature, cuda_driver, interpreter, libc
 from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.sharing.mps_daemon import MpsDaemon, MpsUnavailable
 
@@ -38,6 +38,7 @@ def examine() -> Iterator[Finding]:
     yield _cores()
     yield _try("shared memory", _shared_memory, "Workers exchange gradients through it: allow memfd_create.")
     yield from _features(libc.features())
+    yield from _features(interpreter.features())
     has_torch = importlib.util.find_spec("torch") is not None
     yield _try("torch", _torch, _INSTALL) if has_torch else Finding("torch", False, "not installed", _INSTALL)
     if has_torch:

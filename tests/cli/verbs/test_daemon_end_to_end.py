@@ -99,6 +99,27 @@ def test_submit_starts_a_daemon_that_stops_on_sigterm(shell: Shell) -> None:
     assert not shell.settings.socket.exists()
 
 
+def test_an_urgent_job_interrupts_a_command_that_then_continues(shell: Shell) -> None:
+    """The command is parked on the only device, not killed: it begins once."""
+    (shell.home / "waits.py").write_text(
+        "import pathlib, time\n"
+        "print('begun', flush=True)\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+        "raise SystemExit(7)\n",
+        encoding="utf-8",
+    )
+    assert shell.run("submit", "-d", "--", "python", "waits.py").stdout == "waits\n"
+    while "begun" not in shell.run("logs", "waits").stdout:
+        os.sched_yield()
+    urgent = shell.run("submit", "--name", "now", "--set", "priority=urgent", "--", "echo", "done")
+    assert (urgent.returncode, urgent.stdout) == (0, "done\n"), urgent.stderr
+    assert "parked" in shell.run("explain", "waits").stdout
+    (shell.home / "go").touch()
+    with Client(f"unix:{shell.settings.socket}") as client:
+        assert b"".join(client.follow("waits", 0)) == b"begun\n"
+        assert client.job("waits")["exit_code"] == 7
+
+
 def test_listening_beyond_loopback_requires_a_token(shell: Shell) -> None:
     rejected = shell.run("serve", "--host", "0.0.0.0", "--port", "17637")
     assert rejected.returncode == 2

@@ -19,7 +19,9 @@ def test_logs_prints_all_or_the_tail(served: Served, capsys: pytest.CaptureFixtu
     write_log(served, "a", "one\ntwo\n")
     capsys.readouterr()
     assert stdout_of(capsys, "logs", "a") == "one\ntwo\n"
-    assert stdout_of(capsys, "logs", "a", "--tail", "4") == "two\n"
+    assert stdout_of(capsys, "logs", "a", "--tail", "1") == "two\n"
+    assert stdout_of(capsys, "logs", "a", "--tail", "9") == "one\ntwo\n"
+    assert json.loads(stdout_of(capsys, "logs", "a", "-n", "1", "--json"))["text"] == "two\n"
     served.do(served.rig.backend.settle(1000.0))
     assert json.loads(stdout_of(capsys, "logs", "a", "--json"))["is_over"] is True
 
@@ -66,3 +68,11 @@ def test_get_tries_again_when_a_running_job_replaces_its_checkpoints(
     listed.append(listed[0])  # for the question whether there are any
     assert job_output._export(tmp_path, tmp_path) == ["latest.pt"]
     assert torch.load(tmp_path / "latest.pt")["w"] == 2
+
+
+def test_the_tail_of_a_long_log_is_counted_in_lines(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["submit", "-d", job_file(served, "a")])
+    lines = [f"{number} {'é' * 50}\n" for number in range(20_000)]
+    write_log(served, "a", "".join(lines))
+    capsys.readouterr()
+    assert stdout_of(capsys, "logs", "a", "--tail", "3000") == "".join(lines[-3000:])

@@ -43,8 +43,8 @@ def test_the_mps_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_features_name_what_a_driver_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = (*cuda_driver.VIRTUAL_MEMORY, *cuda_driver.STREAM_MEMORY_OPERATIONS, "cuDeviceGetAttribute")
-    use(monkeypatch, **dict.fromkeys(every))
+    every = (*cuda_driver.VIRTUAL_MEMORY, *cuda_driver.STREAM_MEMORY_OPERATIONS, *cuda_driver.PROCESS_CHECKPOINT)
+    use(monkeypatch, **dict.fromkeys(every), cuDeviceGetAttribute=None)
     (lacking,) = (feature for feature in cuda_driver.features() if feature.problem)
     assert (lacking.name, "cuGraphGetEdges_v2" in lacking.problem) == ("graph editing", True)
 

@@ -1,12 +1,13 @@
 """Environment and start errors of commands."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from carpool.core.messages import Fact, JobFailed, JobFinished
+from carpool.core.messages import Fact, JobFailed, JobFinished, ProgressReported
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.host import CoreAllocator
@@ -99,3 +100,33 @@ def test_a_command_sees_its_gpu_under_our_name(
 
     asyncio.run(run())
     assert (tmp_path / "seen").read_text(encoding="utf-8").strip() == seen
+
+
+def test_progress_is_found_in_the_output_of_the_present_start(tmp_path: Path) -> None:
+    script = "i=0; while [ ! -e go ]; do i=$((i+1)); echo step $i/9000 loss 0.5; sleep 0.05; done"
+    program = Program(command=("sh", "-c", script), folder=str(tmp_path), progress=r"step (\d+)/(\d+) loss (\S+)")
+
+    async def run() -> list[Fact]:
+        facts: list[Fact] = []
+        ended = asyncio.Event()
+
+        def on_facts(new: Sequence[Fact]) -> None:
+            facts.extend(new)
+            if any(isinstance(fact, ProgressReported) for fact in new):
+                (tmp_path / "go").touch()
+            if any(isinstance(fact, JobFailed | JobFinished) for fact in new):
+                ended.set()
+
+        folder = JobFolder(tmp_path, "a")
+        folder.make(resume=False)
+        os.write(folder.log(), b"step 9000/9000 loss 0.1\n")
+        command = CommandProcess(JobId("a"), program, folder, {0: CORE}, CoreAllocator([0]), 1.0, Listener(on_facts))
+        command.order(0.0, Target(1, (WorkerSlot(0),)))
+        await asyncio.wait_for(ended.wait(), 60.0)
+        await command.wait()
+        return facts
+
+    facts = asyncio.run(run())
+    first, *_ = [fact for fact in facts if isinstance(fact, ProgressReported)]
+    assert (first.rate > 0.0, first.loss, first.done < 9000) == (True, 0.5, True)
+    assert isinstance(facts[-1], JobFinished)

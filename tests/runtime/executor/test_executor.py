@@ -495,3 +495,21 @@ def test_foreign_processes_are_reported_as_facts(tmp_path: Path) -> None:
     (seen,) = report.facts
     assert isinstance(seen, OutsidersSeen)
     assert (seen.device, seen.processes[0].pid, seen.keeps_free) == (4, os.getppid(), False)
+
+
+def test_commands_that_end_while_the_executor_closes_raise_nothing(tmp_path: Path) -> None:
+    """The arbiter's descriptors stay open until the last command has left its device."""
+
+    class StoppedPool(FakePool):
+        async def stop(self) -> None:
+            pass
+
+    async def go() -> None:
+        executor = Executor(DEVICES, tmp_path, ExecutorOptions(), lambda _: None, StoppedPool().dependencies())
+        executor.add_job(JobId("sleeps"), Program(command=("sh", "-c", "touch begun; sleep 1000")), resume=False)
+        executor.apply_orders([Assign(JobId("sleeps"), Allocation.of(0), 1)])
+        while not executor.jobs.commands[JobId("sleeps")].has_process:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await executor.close()
+
+    asyncio.run(go())

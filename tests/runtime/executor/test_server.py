@@ -462,7 +462,7 @@ def test_a_command_is_placed_logged_released_and_started_again(rig: Rig, run: Ru
         rig.introduce("exits", entry="", command=("sh", "-c", "echo oh >&2; exit 3"))
         rig.introduce("absent-program", entry="", command=("no-such-program",))
         hangs = "trap '' TERM; echo begun >> count; while [ ! -e go ]; do sleep 1000 & wait $!; done"
-        rig.introduce("hangs", entry="", command=("sh", "-c", hangs))
+        rig.introduce("hangs", entry="", command=("sh", "-c", hangs), resumable=True)
         for job in ("script", "exits", "absent-program", "hangs"):
             rig.assign(job, 2)
         outcome = await rig.finished("script")
@@ -477,6 +477,59 @@ def test_a_command_is_placed_logged_released_and_started_again(rig: Rig, run: Ru
         rig.assign("hangs", 3)
         await rig.finished("hangs")
         assert (rig.folder / "count").read_text() == "begun\nbegun\n"
+
+    run(go())
+
+
+def test_a_released_command_is_stopped_whole_and_continues_on_another_device(rig: Rig, run: Run[None]) -> None:
+    counts = "import counting"
+    (rig.folder / "counting.py").write_text(
+        "import os, multiprocessing, pathlib, time\n"
+        "def work(mine):\n"
+        "    while not pathlib.Path('counted').exists():\n"
+        "        mine.value += 1\n"
+        "if True:\n"
+        "    context = multiprocessing.get_context('fork')\n"
+        "    mine = context.Value('q')\n"
+        "    child = context.Process(target=work, args=(mine,))\n"
+        "    child.start()\n"
+        "    while mine.value < 10: pass\n"
+        "    pathlib.Path('pid').write_text(str(child.pid))\n"
+        "    child.join()\n"
+        "    print('cores', *os.sched_getaffinity(0), 'starts once')\n"
+    )
+
+    def state_of(pid: int) -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    async def go() -> None:
+        rig.introduce("counts", entry="", command=("python", "-c", counts))
+        rig.assign("counts", 0)
+        while not (written := rig.folder / "pid").exists() or not written.read_text():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        child = int(written.read_text())
+        await rig.released("counts", rig.release("counts"))
+        assert state_of(child) == "T"
+        (rig.folder / "counted").touch()
+        await rig.applied("counts", rig.assign("counts", 1))
+        await rig.finished("counts")
+        log = (rig.folder / "state" / "jobs" / "counts" / "log").read_text()
+        assert log == f"cores {DEVICES[1].cores[0]} starts once\n"
+        assert "parked" in rig.story("counts")
+
+    run(go())
+
+
+def test_a_parked_command_that_is_stopped_leaves_nothing(rig: Rig, run: Run[None]) -> None:
+    async def go() -> None:
+        rig.introduce("sleeps", entry="", command=("sh", "-c", "touch begun; setsid sleep 1000 & sleep 1000"))
+        rig.assign("sleeps", 0)
+        while not (rig.folder / "begun").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await rig.released("sleeps", rig.release("sleeps"))
+        rig.link.forget(JobId("sleeps"))
+        while "sleep" in rig.processes().values():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
     run(go())
 

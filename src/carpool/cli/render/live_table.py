@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 import click
 
@@ -12,12 +14,14 @@ from carpool.backends.job_accounting import JobAccount
 from carpool.cli.render.job_rows import short, span
 from carpool.core.model import Allocation, JobId, Phase
 from carpool.core.units import format_params
+from carpool.jobs.untrusted_file import first_kept_byte, open_untrusted
 from carpool.service.daemon.batch_run import BatchRun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+_CHUNK_BYTES = 1 << 16
 _PROGRESS_S = 10.0  # between plain lines about a running job
 
 
@@ -78,6 +82,29 @@ class LineDisplay:
         elif account.done and account.as_of - self._progress_at.get(job, account.submitted_at) >= _PROGRESS_S:
             self._progress_at[job] = account.as_of
             yield account.as_of, progress(account, self._run.estimator.total(job))
+
+
+class JobOutput:
+    """The output of the jobs, as they write it, and what happens to them on stderr."""
+
+    def __init__(self, run: BatchRun, output: TextIO) -> None:
+        self._lines = LineDisplay(run)
+        self._logs = [run.folder.job(spec.id) / "log" for spec, _ in run.request.jobs]
+        self._printed = [log.stat().st_size if log.exists() else 0 for log in self._logs]  # of a resumed run
+        self._output = output
+
+    def refresh(self) -> None:
+        self._lines.refresh()
+        for number, log in enumerate(self._logs):
+            with contextlib.suppress(OSError), os.fdopen(open_untrusted(log), "rb") as file:
+                file.seek(max(self._printed[number], first_kept_byte(file.fileno())))
+                while chunk := file.read(_CHUNK_BYTES):
+                    self._output.buffer.write(chunk)
+                self._printed[number] = file.tell()
+        self._output.flush()
+
+    def shown(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class LiveTable:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from carpool.backends.run_folder import RunFolder
 from carpool.core.errors import InputError, UnknownName
 from carpool.jobs.devices import LocalDevice
-from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.jobs.job_file import JobFile, ListedJob, parse_jobs, read_jobs
+from carpool.jobs.sweep import add_sweep
 from carpool.service.store.journal_file import is_unfinished
 from carpool.service.store.store import has_store
 
@@ -28,17 +29,26 @@ class ChosenRun(NamedTuple):
 
 
 def look_up(
-    jobs: str | None, state: str | None, resume: str | None, sweep: Mapping[str, Any] | None = None
+    jobs: str | None,
+    state: str | None,
+    resume: str | None,
+    sweep: Mapping[str, Any] | None = None,
+    program: Mapping[str, Any] | None = None,
 ) -> ChosenRun:
     """The run that the command line names; `resume` is None without --resume, empty where it names no run.
 
-    `sweep` adds parameters to the jobs of the file.
+    `sweep` adds parameters to the jobs of the file, or to the program that is given instead of a file.
     """
-    if jobs is None and resume is None:
-        raise InputError("no job file is given", way_out="Name one: carpool run jobs.toml.")
-    if sweep and jobs is None:
-        raise InputError("--sweep needs a job file", way_out="Name it: carpool run jobs.toml --sweep lr=0.1,0.01.")
-    file = read_jobs(Path(jobs), sweep) if jobs is not None else None
+    if jobs is None and resume is None and program is None:
+        raise InputError(
+            "no job file is given", way_out="Name one: carpool run jobs.toml; or a program: carpool run -- python a.py."
+        )
+    if sweep and jobs is None and program is None:
+        raise InputError(
+            "--sweep needs a job file or a program",
+            way_out="Name it: carpool run jobs.toml --sweep lr=0.1,0.01.",
+        )
+    file = read_jobs(Path(jobs), sweep) if jobs is not None else _as_file(program, sweep or {})
     if resume is not None:
         folder = RunFolder(Path(state)) if state else find_run(resume, file.name if file is not None else "")
         before = folder.settings()
@@ -53,6 +63,14 @@ def look_up(
     if has_store(folder.path):
         raise InputError("holds the state of a daemon", where=str(state), way_out="Name another --state.")
     return ChosenRun(file.name, file.jobs, folder)
+
+
+def _as_file(program: Mapping[str, Any] | None, sweep: Mapping[str, Any]) -> JobFile | None:
+    """A program of the command line as a job file in the current folder."""
+    if program is None:
+        return None
+    jobs = parse_jobs(add_sweep(program, sweep, "carpool run"), Path.cwd(), "carpool run")
+    return JobFile(Path(f"{program['job'][0]['name']}.toml"), jobs)
 
 
 def find_run(run: str, name: str = "") -> RunFolder:

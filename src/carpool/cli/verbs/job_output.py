@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,50 +19,101 @@ from carpool.cli.verbs.explain import run_option
 from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
-    from carpool.service.client import Client
+    from carpool.service.client import Json
 
 
 _LOGS_EPILOG = """\b
 Examples:
   carpool logs mlp
   carpool logs -f mlp
+  carpool logs mlp --run jobs --tail 20
 """
+_FIRST_WINDOW, _MAX_WINDOW = 1 << 14, 1 << 26  # bytes before the end in which the last lines are looked for
+_CHUNK_BYTES = 1 << 20
+_POLL_S = 0.3
+
+ReadLog = Callable[[int], "Json"]  # from a byte, or from the end: text, start, next, is_over
 
 
 @click.command("logs", epilog=_LOGS_EPILOG)
 @job_argument
 @click.option("--follow", "-f", is_flag=True, help="Print new output until the job ends.")
-@click.option("--tail", default=0, metavar="BYTES", type=click.IntRange(0), help="Print only the last BYTES bytes.")
+@click.option(
+    "--tail", "-n", default=0, metavar="LINES", type=click.IntRange(0), help="Print only the last LINES lines."
+)
+@run_option
 @server_option
 @json_option
-def logs(job: str, follow: bool, tail: int, server: str, as_json: bool) -> None:
-    """Print what JOB has written to stdout and stderr."""
-    from carpool.service.client import RequestDenied
+def logs(job: str, follow: bool, tail: int, run: str, server: str, as_json: bool) -> None:
+    """Print what JOB has written to stdout and stderr: a job of the daemon, or of a run in this folder."""
+    from carpool.service.client import RequestDenied, Unreachable
 
+    if run:
+        _print_log(_run_log(job, run), job, tail, follow, as_json)
+        return
     with connect(server) as client:
         try:
-            _print_log(client, job, -tail if tail else 0, follow, as_json)
-        except RequestDenied as denied:
-            if denied.status != 404:
+            _print_log(lambda start: client.log(job, start), job, tail, follow, as_json)
+        except (RequestDenied, Unreachable) as error:
+            if isinstance(error, RequestDenied) and error.status != 404:
                 raise
-            raise InputError(f"{denied}{name_suggestions(client, job)}") from None
+            if not server and (read := _run_log_if_any(job)) is not None:
+                _print_log(read, job, tail, follow, as_json)
+            elif isinstance(error, Unreachable):
+                raise
+            else:
+                raise InputError(f"{error}{name_suggestions(client, job)}") from None
 
 
-def _print_log(client: Client, job: str, start: int, follow: bool, as_json: bool) -> None:
+def _run_log_if_any(job: str) -> ReadLog | None:
+    try:
+        return _run_log(job, "")
+    except InputError:
+        return None
+
+
+def _run_log(job: str, run: str) -> ReadLog:
+    """The log of a job of a run."""
+    from carpool.cli.support.run_lookup import run_with
+    from carpool.service.queries.present import read_log
+
+    folder = run_with(job, run).job(job)
+
+    def read(start: int) -> Json:
+        is_over = (folder / "outcome.json").is_file()
+        return asdict(read_log(folder / "log", start, _CHUNK_BYTES, is_over=is_over))
+
+    return read
+
+
+def _print_log(read: ReadLog, job: str, tail: int, follow: bool, as_json: bool) -> None:
+    chunk = _last_lines(read, tail) if tail else read(0)
     if as_json:
-        print_json({"job": job, **client.log(job, start)})
-        return
-    if follow:
-        for written in client.follow(job, start):
-            sys.stdout.buffer.write(written)
-            sys.stdout.flush()
+        print_json({"job": job, **chunk})
         return
     while True:
-        chunk = client.log(job, start)
-        click.echo(chunk["text"], nl=False)
-        if chunk["next"] == chunk["start"]:
+        sys.stdout.write(chunk["text"])
+        sys.stdout.flush()
+        if chunk["next"] == chunk["start"] and (chunk["is_over"] or not follow):
             return
-        start = chunk["next"]
+        if chunk["next"] == chunk["start"]:
+            time.sleep(_POLL_S)
+        chunk = read(chunk["next"])
+
+
+def _last_lines(read: ReadLog, lines: int) -> Json:
+    """The last lines of a log, as one chunk."""
+    window, start = _FIRST_WINDOW, -1
+    while True:
+        first = last = read(-window)
+        text: str = first["text"]
+        while last["next"] != last["start"]:
+            last = read(last["next"])
+            text += last["text"]
+        is_whole = first["start"] in (0, start)  # the oldest part of a long log is discarded
+        if is_whole or text.count("\n") > lines or window >= _MAX_WINDOW:
+            return {**last, "start": first["start"], "text": "".join(text.splitlines(keepends=True)[-lines:])}
+        window, start = window * 4, first["start"]
 
 
 _TRIES = 100

@@ -7,13 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from carpool import __version__
+from carpool.cli.support.command_line import ProgramCommand, given_program, job_options
 from carpool.cli.support.options import guard_stdout, log_options, sweep_option
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
@@ -36,6 +38,7 @@ _LOG_LEVEL = "error"  # the display shows what goes wrong with jobs
 _EPILOG = """\b
 Examples:
   carpool run jobs.toml
+  carpool run -- python train.py --lr 0.1
   carpool run jobs.toml --devices cpu:4 --policy las --json > result.json
   carpool run jobs.toml --sweep lr=0.1,0.01 --sweep width=64,128
   carpool run jobs.toml --resume
@@ -43,8 +46,9 @@ Examples:
 """
 
 
-@click.command("run", epilog=_EPILOG)
-@click.argument("jobs", required=False, metavar="JOBS.toml")
+@click.command("run", cls=ProgramCommand, epilog=_EPILOG)
+@click.argument("jobs", required=False, metavar="[JOBS.toml]")
+@job_options
 @sweep_option
 @click.option("--policy", metavar="NAME[:key=value]…", help=f"The scheduling policy. [default: {PREFERRED[0]}]")
 @click.option(
@@ -102,6 +106,10 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def run(
     jobs: str | None,
+    name: str,
+    resumable: bool,
+    env: tuple[str, ...],
+    settings: tuple[str, ...],
     sweep: tuple[str, ...],
     policy: str | None,
     devices: str,
@@ -118,7 +126,10 @@ def run(
     log_format: str | None,
     as_json: bool,
 ) -> int:
-    """Run all jobs of a file on this machine.
+    """Run all jobs of a file, or one program, on this machine.
+
+    A program runs in the current folder, and its output is printed. Options of carpool come before --, the program and
+    its own options after it.
 
     Exit code 0 when every job finished, 1 when one failed, 2 for bad input (no job was started), 130 when interrupted
     with Ctrl-C: all jobs stop at a step boundary with a checkpoint, and --resume continues from there.
@@ -136,7 +147,8 @@ def run(
 
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
-    given = look_up(jobs, state, resume, parse_sweep_options(sweep))
+    program = given_program(name, resumable, env, settings, jobs)
+    given = look_up(jobs, state, resume, parse_sweep_options(sweep), program)
     found = parse_devices(devices, oversubscribe=oversubscribe) if devices or given.devices is None else given.devices
     others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
     supplies = host_supplies(given.folder.path)
@@ -149,17 +161,19 @@ def run(
     if any(program.entry for _, program in given.jobs):
         start = partial(start_ready, start=client, check=given.jobs if check and not given.resume else ())
     chosen = policy or given.policy or default_policy()
+    stdout = sys.stdout if program is not None else None
     with guard_stdout():
         run = prepare(given, found, chosen, start, journal, supplies)
         try:
             with attribute_errors(chosen, strictly=True):
-                end = watch(run, choose_display(run, as_json=as_json))
+                end = watch(run, choose_display(run, as_json=as_json, output=stdout))
         finally:
             run.close()
     if as_json:
         click.echo(json.dumps(as_document(run)))
     else:
-        print_summary(run, end)
+        with nullcontext() if stdout is None else guard_stdout():  # stdout is the program's
+            print_summary(run, end)
     return exit_code(run, end)
 
 
@@ -222,12 +236,14 @@ def prepare(
     return run
 
 
-def choose_display(run: BatchRun, *, as_json: bool) -> RunDisplay:
-    """A table on a terminal, lines elsewhere, nothing with --json."""
-    from carpool.cli.render.live_table import LineDisplay, LiveTable, NullDisplay
+def choose_display(run: BatchRun, *, as_json: bool, output: TextIO | None = None) -> RunDisplay:
+    """A table on a terminal, lines elsewhere; with ``output``, what the jobs write goes there; nothing with --json."""
+    from carpool.cli.render.live_table import JobOutput, LineDisplay, LiveTable, NullDisplay
 
     if as_json:
         return NullDisplay()
+    if output is not None:
+        return JobOutput(run, output)
     return LiveTable(run) if sys.stderr.isatty() else LineDisplay(run)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from carpool.cli.support.command_line import ProgramCommand, given_program, job_options
 from carpool.cli.support.daemon_client import connect, server_option
 from carpool.cli.support.options import json_option, print_json, print_note, sweep_option
 
@@ -24,21 +26,41 @@ CARPOOL_FAILED = 125  # exit code: carpool itself failed, not the job
 _LOG_POLL_S = 0.3
 _EPILOG = """\b
 Examples:
+  carpool submit -- python train.py --lr 0.1
   carpool submit jobs.toml
-  carpool submit -d jobs.toml --sweep lr=0.1,0.01
+  carpool submit --name wide --devices 2 --set priority=high -- torchrun --nproc-per-node 2 train.py
+  carpool submit -d --sweep lr=0.1,0.01 -- python train.py --lr {lr}
   carpool submit jobs.toml --json | jq '.jobs[].exit_code'
 """
 
 
-@click.command("submit", epilog=_EPILOG)
-@click.argument("jobs", metavar="JOBS.toml", type=click.Path())
+@click.command("submit", cls=ProgramCommand, epilog=_EPILOG)
+@click.argument("jobs", metavar="[JOBS.toml]", required=False, type=click.Path())
+@job_options
+@click.option(
+    "--devices", default=None, metavar="N", type=click.IntRange(1), help="Devices of the program. [default: 1]"
+)
 @click.option("--detach", "-d", is_flag=True, help="Print the names of the jobs and exit.")
 @click.option("--key", default="", metavar="TEXT", help="Idempotency key: accept submissions with this key only once.")
 @sweep_option
 @server_option
 @json_option
-def submit(jobs: str, detach: bool, key: str, sweep: tuple[str, ...], server: str, as_json: bool) -> int:
-    """Submit the jobs of a file to the daemon and print their output until all have ended.
+def submit(
+    jobs: str | None,
+    name: str,
+    resumable: bool,
+    env: tuple[str, ...],
+    settings: tuple[str, ...],
+    devices: int | None,
+    detach: bool,
+    key: str,
+    sweep: tuple[str, ...],
+    server: str,
+    as_json: bool,
+) -> int:
+    """Submit a program, or the jobs of a file, to the daemon and print their output until all have ended.
+
+    The program runs in the current folder. Options of carpool come before --, the program and its own options after it.
 
     Starts a daemon if none runs on this machine. The jobs are accepted all or none; once accepted they are on disk and
     survive a crash of the daemon.
@@ -49,10 +71,20 @@ def submit(jobs: str, detach: bool, key: str, sweep: tuple[str, ...], server: st
     from carpool.core.errors import CarpoolError, InputError
     from carpool.service.client import Unreachable
 
+    program = given_program(name, resumable, env, settings, jobs)
+    if devices and program is None:
+        raise InputError("--devices needs a program", way_out="Write it last: -- python train.py.")
+    if devices and program is not None:
+        program["job"][0]["devices"] = devices
+    if program is None and jobs is None:
+        raise InputError(
+            "nothing is given to submit",
+            way_out="Name a job file: carpool submit jobs.toml; or a program: carpool submit -- python train.py.",
+        )
     names: list[str] = []
     try:
         with connect(server) as client:
-            names = _submit(client, jobs, key, server, sweep)
+            names = _submit(client, program or Path(jobs or ""), key, server, sweep)
             return _print_names(names, as_json) if detach else _follow(client, names, as_json)
     except KeyboardInterrupt:
         hint = f"the jobs continue; cancel them with: carpool cancel {' '.join(names)}"
@@ -65,23 +97,27 @@ def submit(jobs: str, detach: bool, key: str, sweep: tuple[str, ...], server: st
         return CARPOOL_FAILED
 
 
-def _submit(client: Client, jobs: str, key: str, server: str, sweep: tuple[str, ...]) -> list[str]:
+def _submit(client: Client, jobs: Path | Mapping[str, Any], key: str, server: str, sweep: tuple[str, ...]) -> list[str]:
     """Submit, starting a daemon if no server is set and none answers on this machine."""
     from carpool.jobs.sweep import add_sweep, parse_sweep_options
     from carpool.service.client import Unreachable, submission_body
     from carpool.service.config import read_settings
 
     settings, params = read_settings(os.environ), parse_sweep_options(sweep)
-    tables = add_sweep(submission_body(Path(jobs)), params, jobs) if params else Path(jobs)
-    folder = Path(jobs).parent if params else ""
+    folder = jobs.parent if isinstance(jobs, Path) else Path.cwd()
+    tables = add_sweep(submission_body(jobs) if isinstance(jobs, Path) else jobs, params, "--sweep") if params else jobs
     try:
         return client.submit(tables, folder=folder, key=key)
     except Unreachable:
         if server or settings["server"]:
             raise
-    from carpool.jobs.job_file import read_jobs
+    from carpool.jobs.job_file import parse_jobs, read_jobs
 
-    read_jobs(Path(jobs), params)  # start no daemon for an invalid file
+    # Start no daemon for invalid jobs.
+    if isinstance(jobs, Path):
+        read_jobs(jobs, params)
+    else:
+        parse_jobs(add_sweep(jobs, params, "--sweep"), folder, "carpool submit")
     pid = start_daemon(settings)
     print_note(f"started a daemon in {settings.state}; stop it with: kill {pid}")
     return client.submit(tables, folder=folder, key=key)

@@ -34,6 +34,7 @@ from carpool.core.messages import (
     ProgressReported,
     Release,
     ReleaseApplied,
+    ResumabilityChanged,
     WeightChanged,
     Woke,
 )
@@ -101,6 +102,7 @@ class ClusterState:
             JobResumed: self._on_resumed,
             WeightChanged: self._on_amended,
             LimitsChanged: self._on_amended,
+            ResumabilityChanged: self._on_amended,
             AssignApplied: self._on_assign_applied,
             ReleaseApplied: self._on_release_applied,
             ProgressReported: self._on_progress,

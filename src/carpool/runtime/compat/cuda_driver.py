@@ -10,6 +10,7 @@ from carpool.runtime.compat import Feature
 
 LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY = 2  # cuda.h: CUDA_ERROR_OUT_OF_MEMORY
+NOT_SUPPORTED = 801  # cuda.h: CUDA_ERROR_NOT_SUPPORTED
 _MPS_ENABLED = 133  # cuda.h: CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 
 # What each user of this module needs, as cuda.h names it.
@@ -22,6 +23,17 @@ GRAPH_EDITING = (
     *("cuGraphGetNodes", "cuGraphGetEdges_v2", "cuGraphClone", "cuGraphNodeFindInClone", "cuGraphDestroyNode"),
     *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuGraphDestroy", "cuGraphExecDestroy"),
 )
+# Since driver 570: copy the GPU state of another process to host memory and back.
+PROCESS_CHECKPOINT = (
+    *("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"),
+    *("cuCheckpointProcessRestore", "cuCheckpointProcessUnlock"),
+)
+
+
+class _LockArguments(ctypes.Structure):
+    """cuda.h: CUcheckpointLockArgs."""
+
+    _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved0", ctypes.c_uint), ("reserved1", ctypes.c_uint64 * 7))
 
 
 class CudaDriverError(RuntimeError):
@@ -58,6 +70,33 @@ def is_mps_client(device: int) -> bool | None:
     return bool(found.value)
 
 
+def lock_process(pid: int, timeout_s: float) -> None:
+    """Make all CUDA calls of a process wait, once the work that it has launched is done."""
+    call("cuInit", 0)
+    call("cuCheckpointProcessLock", ctypes.c_int(pid), ctypes.byref(_LockArguments(timeout_ms=int(timeout_s * 1000))))
+
+
+def checkpoint_process(pid: int) -> None:
+    """Copy the GPU memory of a locked process to its host memory, and free the GPU."""
+    call("cuCheckpointProcessCheckpoint", ctypes.c_int(pid), None)
+
+
+def restore_process(pid: int) -> None:
+    """Copy the GPU memory of a process back; it stays locked."""
+    call("cuInit", 0)
+    call("cuCheckpointProcessRestore", ctypes.c_int(pid), None)
+
+
+def unlock_process(pid: int) -> None:
+    """Let the CUDA calls of a locked process continue."""
+    call("cuCheckpointProcessUnlock", ctypes.c_int(pid), None)
+
+
+def process_checkpoint_problem() -> str:
+    """Why the driver cannot park processes; empty if it can."""
+    return _missing(*PROCESS_CHECKPOINT)
+
+
 def features() -> Iterator[Feature]:
     """What of the driver is used, and whether it is here."""
     if problem := _missing():
@@ -77,6 +116,11 @@ def features() -> Iterator[Feature]:
         "graph editing",
         _missing(*GRAPH_EDITING),
         "A job with branched CUDA graphs takes milliseconds of GPU time from the job whose turn precedes its own.",
+    )
+    yield Feature(
+        "process checkpoints",
+        process_checkpoint_problem(),
+        "A paused command keeps its GPU memory, or is restarted: install driver 570 or newer.",
     )
     yield Feature(
         "MPS attribute", _missing("cuDeviceGetAttribute"), "A GPU share is verified by its multiprocessor count alone."

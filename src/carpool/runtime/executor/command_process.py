@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from carpool.core.errors import CarpoolError
 from carpool.core.messages import Fact
 from carpool.core.model import JobId
 from carpool.core.typed_fields import shown
@@ -22,14 +20,34 @@ from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.command_metrics import CommandMetrics, EvaluationLimiter
-from carpool.runtime.executor.command_state import CommandAction, CommandState, Launch, Terminate
+from carpool.runtime.executor.command_parking import CommandParking, ParkingError
+from carpool.runtime.executor.command_start import (
+    Descriptors,
+    ForkedCommand,
+    RunInFork,
+    StartedCommand,
+    can_fork,
+    command_line,
+    spawn,
+    start_progress_reader,
+)
+from carpool.runtime.executor.command_state import (
+    CommandAction,
+    CommandState,
+    Launch,
+    Move,
+    Park,
+    Restore,
+    Terminate,
+)
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.metric_lines import MetricRow
 from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, close_all, pair
-from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed
+from carpool.runtime.process.process_tree import bind_tree, continue_tree
+from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed, ProgressFound, RunProgram
 from carpool.runtime.process.reaper import NOT_STARTED
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -58,8 +76,18 @@ class CommandProcess:
         cores: CoreAllocator,
         grace_s: float,
         listener: CommandListener,
+        parking: CommandParking | None = None,
+        run_in_fork: RunInFork | None = None,
     ) -> None:
-        self.state = CommandState(job, time_limit_s=program.time_limit_s, retries=program.retries)
+        self._parking = parking or CommandParking()
+        self.state = CommandState(
+            job,
+            time_limit_s=program.time_limit_s,
+            retries=program.retries,
+            resumable=program.resumable,
+            can_park=self._parking.keeps_work(devices.values()),
+            cpu_devices=[number for number, device in devices.items() if device.cuda is None],
+        )
         self.time_sliced = False
         self._program = program
         self._folder = folder
@@ -68,10 +96,14 @@ class CommandProcess:
         self._grace_s = grace_s
         self._listener = listener
         self._channel: AsyncChannel | None = None  # to its session, if it has one
-        self._receiving: asyncio.Task[None] | None = None
+        self._run_in_fork = run_in_fork
         self._epoch = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: StartedCommand | None = None
+        self._launching: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._lifeline: int | None = None  # the reaper kills everything when this is closed
+        self._parking_task: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
         self._exited.set()
@@ -107,9 +139,15 @@ class CommandProcess:
         self.send(Proceed(self._epoch, time_sliced=time_sliced))
 
     def kill(self) -> None:
+        if self._launching is not None and asyncio.current_task() is not self._launching:
+            self._launching.cancel()  # unless it has started
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
+
+    @property
+    def has_process(self) -> bool:
+        return self._process is not None
 
     @property
     def has_exited(self) -> bool:
@@ -117,6 +155,8 @@ class CommandProcess:
 
     async def wait(self) -> None:
         await self._exited.wait()
+        if self._finishing is not None:
+            await self._finishing
         self.close()
 
     def close(self) -> None:
@@ -129,10 +169,17 @@ class CommandProcess:
         for action in actions:
             match action:
                 case Launch(slots):
-                    self._try_launch(slots)
+                    self._launch(slots)
+                case Move(slots):
+                    self._move(slots)
+                case Park():
+                    self._parking_task = asyncio.create_task(self._park())
+                case Restore(slots):
+                    self._parking_task = asyncio.create_task(self._restore(slots))
                 case Terminate():
-                    if self._process is not None:
-                        self._process.send_signal(signal.SIGTERM)
+                    if self._parking_task is not None:
+                        self._parking_task.cancel()
+                    self._stopping = asyncio.create_task(self._stop())
                 case Note(text):
                     reports.append(Told(job, text))
                 case Emit(fact):
@@ -144,61 +191,134 @@ class CommandProcess:
                     pass
         self._listener.on_command(self, facts, reports)
 
-    def _try_launch(self, slots: tuple[WorkerSlot, ...]) -> None:
+    async def _stop(self) -> None:
+        """Terminate the command, also one that is still starting."""
+        process = await self._started()
+        if process is not None:
+            process.terminate()
+            continue_tree(process.pid)  # stopped processes handle no SIGTERM
+
+    async def _started(self) -> StartedCommand | None:
+        if self._launching is not None:
+            await asyncio.wait({self._launching})
+        return self._process
+
+    def _move(self, slots: tuple[WorkerSlot, ...]) -> None:
+        if self._process is not None and (cores := self._cores_of(slots)):
+            bind_tree(self._process.pid, cores)
+
+    async def _park(self) -> None:
+        clock = asyncio.get_running_loop().time
+        process = await self._started()
+        if process is None:
+            return
+        devices = [self._devices[slot.device] for slot in self.state.slots]
         try:
-            self._launch(slots)
-        except (OSError, ValueError) as error:  # ValueError for arguments that no program can be given
-            why = f"the command could not be started: {error}"
-            asyncio.get_running_loop().call_soon(self._start_failed, why)
+            how = await self._parking.park(process.pid, devices)
+        except ParkingError as error:
+            self._run(self.state.parking_failed(clock(), str(error)))
+        else:
+            log_event(_log, "command_parked", job=self.state.job, how=how)
+            self._run(self.state.parked(clock(), how))
+
+    async def _restore(self, slots: tuple[WorkerSlot, ...]) -> None:
+        clock = asyncio.get_running_loop().time
+        process = self._process
+        assert process is not None
+        try:
+            await self._parking.restore(process.pid, self._cores_of(slots))
+        except ParkingError as error:
+            self._run(self.state.restoring_failed(clock(), str(error)))
+        else:
+            log_event(_log, "command_restored", job=self.state.job)
+            self._run(self.state.restored(clock()))
 
     def _launch(self, slots: tuple[WorkerSlot, ...]) -> None:
-        devices = [self._devices[slot.device] for slot in slots]
-        cores = sorted({core for device in devices for core in device.cores})
-        cores = cores or [*self._cores.claim(self.state.job, self._program.cpus * len(slots))]
+        self._exited.clear()
+        self._launching = asyncio.create_task(self._start(slots))
+        self._launching.add_done_callback(lambda task: self._exited.set() if task.cancelled() else None)
+
+    async def _start(self, slots: tuple[WorkerSlot, ...]) -> None:
+        """Start the command, and finish when it has exited."""
         theirs, self._lifeline = os.pipe()
         ours, end = pair()
         log, folder = self._folder.path / "log", Path(self._program.folder)
-        self._metrics = CommandMetrics(log, folder, self._program.metrics, since=time.time() - 1.0)
+        metrics = CommandMetrics(log, folder, self._program.metrics, since=time.time() - 1.0)
         try:
-            environment = self._environment(slots, devices, cores) | {"CARPOOL_CHANNEL": str(end.fileno())}
-            self._process = self._spawn(cores, environment, theirs, end.fileno())
-        except BaseException:
+            log_size = os.fstat(self._folder.log()).st_size
+            process = await self._start_process(slots, Descriptors(self._folder.log(), theirs, end.fileno()))
+        except (OSError, ValueError) as error:  # ValueError for arguments that no program can be given
             ours.close()
             self.kill()
+            self._exited.set()
+            self._start_failed(f"the command could not be started: {error}")
+            return
+        except asyncio.CancelledError:
+            ours.close()
             raise
         finally:
             os.close(theirs)
             end.close()
-        names = [device.name for device in devices]
-        log_event(_log, "command_started", job=self.state.job, pid=self._process.pid, devices=names)
+        names = [self._devices[slot.device].name for slot in slots]
+        log_event(_log, "command_started", job=self.state.job, pid=process.pid, devices=names)
+        self._process, self._metrics = process, metrics
         self._channel = AsyncChannel(ours)
-        self._receiving = asyncio.create_task(self._receive(self._channel))
-        self._exited.clear()
-        self._watch(self._process, self._receiving)
+        receiving = asyncio.create_task(self._receive(self._channel))
+        self._finishing = asyncio.create_task(self._finish(process, receiving))
+        if self._program.progress:
+            self._reading = asyncio.create_task(self._read_progress(log_size))
 
-    def _spawn(
-        self, cores: Sequence[int], environment: Mapping[str, str], lifeline: int, channel: int
-    ) -> subprocess.Popen[bytes]:
-        command = list(self._program.command)
-        if Path(command[0]).name in {"python", "python3"} and "/" not in command[0]:
-            command[0] = self._program.python or sys.executable
+    async def _start_process(self, slots: tuple[WorkerSlot, ...], fds: Descriptors) -> StartedCommand:
+        devices = [self._devices[slot.device] for slot in slots]
+        cores = self._cores_of(slots) or [*self._cores.claim(self.state.job, self._program.cpus * len(slots))]
         folder = Path(self._program.folder) if self._program.folder else Path.cwd()
         if not folder.is_dir():
             raise NotADirectoryError(f"{folder} is not a folder")
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "carpool.runtime.process.reaper"),
-                *(str(lifeline), str(os.getpid()), str(self._grace_s), ",".join(map(str, cores)), "--"),
-                *command,
-            ],
-            pass_fds=[lifeline, channel],
-            stdin=subprocess.DEVNULL,
-            stdout=self._folder.log(),
-            stderr=self._folder.log(),
-            cwd=folder,
-            env=environment,
-            process_group=0,
-        )
+        command, environment = command_line(self._program), self._environment(slots, devices, cores)
+        if self._run_in_fork is not None and can_fork(self._program, command, folder):
+            request = RunProgram(tuple(command), str(folder), environment, tuple(cores), self._grace_s)
+            forked = await self._try_fork(request, fds)
+            if forked is not None:
+                return forked
+        return spawn(command, folder, environment, cores, self._grace_s, fds)
+
+    async def _try_fork(self, request: RunProgram, fds: Descriptors) -> StartedCommand | None:
+        """The command in a fork of the fork server; None if it needs a plain start."""
+        assert self._run_in_fork is not None
+        try:
+            channel, answer = await self._run_in_fork(request, *fds)
+        except (CarpoolError, OSError) as error:
+            reason = str(error)
+        else:
+            if not answer.error:
+                return ForkedCommand(channel, answer.pid)
+            channel.close()
+            reason = answer.error
+        log_event(_log, "command_not_forked", job=self.state.job, reason=reason)
+        return None
+
+    def _cores_of(self, slots: tuple[WorkerSlot, ...]) -> list[int]:
+        """Cores of the devices; none on GPUs."""
+        return sorted({core for slot in slots for core in self._devices[slot.device].cores})
+
+    async def _read_progress(self, start: int) -> None:
+        """Report the progress that the command's output shows, until it has exited."""
+        reader, channel = start_progress_reader(self._program.progress, self._folder.path / "log", start)
+        total: float | None = None
+        try:
+            while True:
+                message = (await channel.receive()).message
+                self._run(self.state.message(asyncio.get_running_loop().time(), message))
+                if isinstance(message, ProgressFound) and message.total != total:
+                    total = message.total
+                    size = None if total is None else round(total)
+                    self._listener.on_command(self, (), [Sized(self.state.job, size)])
+        except (Closed, ProtocolError):
+            pass
+        finally:
+            channel.close()
+            reader.kill()
+            reader.wait()
 
     async def _receive(self, channel: AsyncChannel) -> None:
         try:
@@ -256,22 +376,16 @@ class CommandProcess:
             **self._program.environment,
         }
 
-    def _watch(self, process: subprocess.Popen[bytes], receiving: asyncio.Task[None]) -> None:
-        """Finish when the process exits; by pidfd, without a thread."""
-        loop = asyncio.get_running_loop()
-        handle = os.pidfd_open(process.pid)
-
-        def on_exit() -> None:
-            loop.remove_reader(handle)
-            os.close(handle)
-            self._process = None
-            self._cores.release(self.state.job)
-            self.kill()
-            self._finishing = asyncio.create_task(self._finish(process, receiving))
-
-        loop.add_reader(handle, on_exit)
-
-    async def _finish(self, process: subprocess.Popen[bytes], receiving: asyncio.Task[None]) -> None:
+    async def _finish(self, process: StartedCommand, receiving: asyncio.Task[None]) -> None:
+        code = await process.wait()
+        self._process = None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+        if self._parking_task is not None:
+            self._parking_task.cancel()
+        self._cores.release(self.state.job)
+        self.kill()
         await asyncio.wait({receiving}, timeout=_DRAIN_S)
         if self._channel is not None:
             self._channel.close()
@@ -282,7 +396,6 @@ class CommandProcess:
         if metrics is not None:
             await self._collect(metrics, is_last=True)
         self._report_metrics(self._evaluations.flush(asyncio.get_running_loop().time(), is_last=True))
-        code = process.wait()
         self._exited.set()
         log_event(_log, "command_exited", job=self.state.job, pid=process.pid, code=code)
         if code == NOT_STARTED:

@@ -1,18 +1,41 @@
-"""Pure state machine of a command job: launch, terminate, retry, finish.
+"""Pure state machine of a command job: launch, park, restore, move, terminate, retry, finish.
 
-A program with a `carpool.session` also reports its progress and keeps checkpoints: if it is killed, it is restarted.
+A command that loses its devices is parked: its processes stop and continue later where they were. One that can resume
+by itself is terminated instead: with a `carpool.session` it has written a checkpoint, and with `resumable` it says so.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
+from enum import StrEnum
 
-from carpool.core.messages import AssignApplied, JobFailed, JobFinished, ProgressReported, ReleaseApplied
+from carpool.core.messages import (
+    AssignApplied,
+    JobFailed,
+    JobFinished,
+    ProgressReported,
+    ReleaseApplied,
+    ResumabilityChanged,
+)
 from carpool.core.model import JobId
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
-from carpool.runtime.process.protocol import Done, Joined, Message, Stepped, WorkerFailed
+from carpool.runtime.process.protocol import Done, Joined, Message, ProgressFound, Stepped, WorkerFailed
+
+PARKING_TIMEOUT_S = 600.0  # for parking and for restoring; a driver copies about 2 GB a second
+
+
+class CommandPhase(StrEnum):
+    """What the processes of a command are doing."""
+
+    IDLE = "idle"  # there are none
+    RUNNING = "running"
+    PARKING = "parking"  # their state on the GPU is locked and copied, then they are stopped
+    PARKED = "parked"
+    RESTORING = "restoring"
+    TERMINATING = "terminating"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +46,60 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Bind the running command to the cores of these slots."""
+
+    slots: tuple[WorkerSlot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Stop the command's processes and free its devices; answered by `parked` or `parking_failed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Continue the parked command on these slots; answered by `restored` or `restoring_failed`."""
+
+    slots: tuple[WorkerSlot, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     """Ask the command to exit, and kill it after the grace period."""
 
 
-CommandAction = Launch | Terminate | Emit | Note | Ended | Stopped
+CommandAction = Launch | Move | Park | Restore | Terminate | Emit | Note | Ended | Stopped
 
 
 class CommandState:
     """State of one command; every method takes the time and returns the actions to carry out, in order."""
 
-    def __init__(self, job: JobId, *, time_limit_s: float = 0.0, retries: int = 3) -> None:
+    def __init__(
+        self,
+        job: JobId,
+        *,
+        time_limit_s: float = 0.0,
+        retries: int = 3,
+        resumable: bool = False,
+        can_park: bool = False,  # on every device that it may be assigned
+        cpu_devices: Collection[int] = (),
+    ) -> None:
         self.job = job
         self.target = Target(0)
+        self.phase = CommandPhase.IDLE
         self.is_over = False
-        self.slots: tuple[WorkerSlot, ...] = ()  # where it runs; none: it does not
+        self.slots: tuple[WorkerSlot, ...] = ()  # where it computes; none: it does not
         self.steps = 0  # done, as reported by its session
         self.has_session = False
-        self._since = 0.0
+        self._home: tuple[WorkerSlot, ...] = ()  # where its processes were before they were parked
+        self._since = 0.0  # in this phase
+        self._ran_s = 0.0  # in earlier running phases of the same processes
         self._time_limit_s = time_limit_s
+        self._resumable = self._reported_resumable = resumable
+        self._can_park = can_park
+        self._cpu_devices = frozenset(cpu_devices)
         self._acknowledged = 0
-        self._is_terminating = False
         self._is_stopping = False
         self._failure = ""
         self._retries = retries
@@ -56,6 +112,10 @@ class CommandState:
     @property
     def is_solo(self) -> bool:
         return len(self.slots) == 1
+
+    @property
+    def has_processes(self) -> bool:
+        return self.phase is not CommandPhase.IDLE
 
     def order(self, at: float, target: Target) -> list[CommandAction]:
         """Follow a new order; one that is older than the current target is ignored."""
@@ -76,25 +136,62 @@ class CommandState:
                 known_loss = None if math.isnan(loss) else loss
                 progress = ProgressReported(self.job, self._acknowledged, float(step), message.steps_per_s, known_loss)
                 self._actions.append(Emit(progress))
+            case ProgressFound(done=done, steps_per_s=rate) if self.slots and not self.has_session:
+                self.steps = int(done)
+                if rate > 0.0:  # known from the second report on
+                    progress = ProgressReported(self.job, self._acknowledged, done, rate, message.loss)
+                    self._actions.append(Emit(progress))
             case WorkerFailed(error=error):
                 self._actions.append(Note(error))
             case Done():
                 self._done, self.steps = message, message.step
         return self._reconcile(at)
 
+    def parked(self, at: float, how: str) -> list[CommandAction]:
+        """Its processes are stopped and its devices are free."""
+        if self.phase is CommandPhase.PARKING:
+            self.slots = ()
+            self._actions.append(Note(f"parked: {how}"))
+            self._enter(at, CommandPhase.PARKED)
+        return self._reconcile(at)
+
+    def parking_failed(self, at: float, why: str) -> list[CommandAction]:
+        """It still runs: it is terminated, since its devices are needed."""
+        if self.phase is CommandPhase.PARKING:
+            self._terminate(at, f"it cannot be parked ({why}): it is stopped and will start from the beginning")
+        return self._reconcile(at)
+
+    def restored(self, at: float) -> list[CommandAction]:
+        if self.phase is CommandPhase.RESTORING:
+            self.slots = self._home
+            self._actions.append(Note("continues where it was parked"))
+            self._enter(at, CommandPhase.RUNNING)
+        return self._reconcile(at)
+
+    def restoring_failed(self, at: float, why: str) -> list[CommandAction]:
+        if self.phase is CommandPhase.RESTORING:
+            self._failure = f"the parked command could not be continued: {why}"
+        return self._reconcile(at)
+
     def exited(self, at: float, code: int) -> list[CommandAction]:
         """Handle the command's exit; a negative code is the signal that killed it."""
+        phase = self.phase
         self.slots = ()
+        self._enter(at, CommandPhase.IDLE)
+        self._ran_s = 0.0
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if phase in {CommandPhase.PARKED, CommandPhase.RESTORING}:
+            how += " while it was parked"
+        is_terminating = phase is CommandPhase.TERMINATING
         if self._failure:
             self._end(self._failure)
-        elif code == 0 and (self._done is not None or not self._is_terminating):
+        elif code == 0 and (self._done is not None or not is_terminating):
             self._end("")
-        elif not self._is_terminating and not self._may_restart(code):
+        elif not is_terminating and not self._may_restart(code):
             self._end(f"the command {how}; see its log")
-        elif not self._is_terminating:
+        elif not is_terminating:
             self._actions.append(Note(f"the command {how}; restarting it from its checkpoint"))
-        self._is_terminating = self.has_session = False
+        self.has_session = False
         self._done = None
         return self._reconcile(at)
 
@@ -104,6 +201,7 @@ class CommandState:
 
     def start_failed(self, at: float, why: str) -> list[CommandAction]:
         self.slots = ()
+        self._enter(at, CommandPhase.IDLE)
         self._end(why)
         return self._reconcile(at)
 
@@ -120,8 +218,16 @@ class CommandState:
         return self._reconcile(at)
 
     def tick(self, at: float) -> list[CommandAction]:
-        if self.slots and self._time_limit_s and at - self._since > self._time_limit_s and not self._failure:
-            self._failure = f"exceeded its time limit of {self._time_limit_s:g} s"
+        spent_s = at - self._since
+        match self.phase:
+            case CommandPhase.RUNNING if self._time_limit_s and self._ran_s + spent_s > self._time_limit_s:
+                self._failure = self._failure or f"exceeded its time limit of {self._time_limit_s:g} s"
+            case CommandPhase.PARKING if spent_s > PARKING_TIMEOUT_S:
+                return self.parking_failed(at, f"not done after {PARKING_TIMEOUT_S:g} s")
+            case CommandPhase.RESTORING if spent_s > PARKING_TIMEOUT_S:
+                return self.restoring_failed(at, f"not done after {PARKING_TIMEOUT_S:g} s")
+            case _:
+                pass
         return self._reconcile(at)
 
     def _reconcile(self, at: float) -> list[CommandAction]:
@@ -132,24 +238,77 @@ class CommandState:
 
     def _advance(self, at: float) -> None:
         wanted = () if self._is_stopping else self.target.slots
-        moves = {slot.device for slot in self.slots} != {slot.device for slot in wanted}
-        if self.slots and (self._failure or moves):
-            if not self._is_terminating:
-                self._is_terminating = True
-                self._actions.append(Terminate())
-            return
+        if self.phase is not CommandPhase.IDLE and (self._failure or self._is_stopping):
+            self._terminate(at)
+        elif self.phase is CommandPhase.IDLE:
+            self._start_or_stop(at, wanted)
+        elif self.phase is CommandPhase.RUNNING:
+            self._keep_running(at, wanted)
+        elif self.phase is CommandPhase.PARKED:
+            self._keep_parked(at, wanted)
+
+    def _start_or_stop(self, at: float, wanted: tuple[WorkerSlot, ...]) -> None:
         if self._is_stopping:
             self.is_over = True
             self._actions.append(Stopped(self.steps))
             return
-        if wanted and not self.slots:
+        if wanted:
             self._actions.append(Launch(wanted))
-            self._since = at
+            self._enter(at, CommandPhase.RUNNING)
+        self._acknowledge(wanted)
+
+    def _keep_running(self, at: float, wanted: tuple[WorkerSlot, ...]) -> None:
+        if _devices(wanted) == _devices(self.slots):
+            self._acknowledge(wanted)
+        elif wanted and self._is_on_cpu(wanted, self.slots):
+            self._actions.append(Move(wanted))
+            self._acknowledge(wanted)
+        elif wanted or self._resumable or self.has_session:
+            self._terminate(at)
+        else:
+            self._home = self.slots
+            self._actions.append(Park())
+            self._enter(at, CommandPhase.PARKING)
+
+    def _keep_parked(self, at: float, wanted: tuple[WorkerSlot, ...]) -> None:
+        if not wanted:
+            self._acknowledge(wanted)
+        elif _devices(wanted) == _devices(self._home) or self._is_on_cpu(wanted, self._home):
+            self._home = wanted
+            self._actions.append(Restore(wanted))
+            self._enter(at, CommandPhase.RESTORING)
+        else:
+            self._terminate(at, "its state is on another GPU, so it starts from the beginning")
+
+    def _is_on_cpu(self, *places: tuple[WorkerSlot, ...]) -> bool:
+        return all(_devices(slots) <= self._cpu_devices for slots in places)
+
+    def _terminate(self, at: float, why: str = "") -> None:
+        if self.phase is CommandPhase.TERMINATING:
+            return
+        if why:
+            self._actions.append(Note(why))
+        self._actions.append(Terminate())
+        self._enter(at, CommandPhase.TERMINATING)
+
+    def _enter(self, at: float, phase: CommandPhase) -> None:
+        if self.phase is CommandPhase.RUNNING:
+            self._ran_s += at - self._since
+        self.phase, self._since = phase, at
+
+    def _acknowledge(self, wanted: tuple[WorkerSlot, ...]) -> None:
         self.slots = wanted
         if self._acknowledged < self.target.generation:
             self._acknowledged = self.target.generation
             applied = AssignApplied if wanted else ReleaseApplied
             self._actions.append(Emit(applied(self.job, self._acknowledged, float(self.steps))))
+        self._report_resumability()
+
+    def _report_resumability(self) -> None:
+        resumable = self._resumable or self.has_session or self._can_park
+        if self.slots and resumable != self._reported_resumable:
+            self._reported_resumable = resumable
+            self._actions.append(Emit(ResumabilityChanged(self.job, resumable)))
 
     def _end(self, error: str) -> None:
         self.is_over = True
@@ -164,3 +323,7 @@ class CommandState:
             return Ended(reason, steps=self.steps)
         loss = None if math.isnan(done.loss) else done.loss
         return Ended(done.reason, done.step, done.epoch, loss, done.metrics, done.digest or None, self._samples_per_s)
+
+
+def _devices(slots: tuple[WorkerSlot, ...]) -> frozenset[int]:
+    return frozenset(slot.device for slot in slots)

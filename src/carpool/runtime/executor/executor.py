@@ -141,9 +141,9 @@ class Executor:
         await self._mps.stop()
         mps_s = self._clock() - without_workers
         log_event(_log, "closed", workers_s=round(without_workers - began, 3), mps_s=round(mps_s, 3))
-        self._arbiter.close()
         for command in self._commands.values():
             await command.wait()
+        self._arbiter.close()  # a command that exits gives up its turn
         for training in self._trainings.values():
             training.close()
 
@@ -159,7 +159,7 @@ class Executor:
 
     def _add_job(self, job: JobId, program: Program, *, resume: bool) -> None:
         if program.command:
-            self.jobs.add_command(job, program, self, resume=resume)
+            self.jobs.add_command(job, program, self, self._pool.run_program, resume=resume)
             return
         options = job_options_of(program, self._options, has_lanes=self._mps.has_lanes)
         training = self.jobs.add_training(job, program, options, resume=resume)

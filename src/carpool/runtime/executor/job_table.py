@@ -12,6 +12,7 @@ from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import ExecutorOptions, HeldJobStatus
 from carpool.runtime.executor.command_process import CommandListener, CommandProcess
+from carpool.runtime.executor.command_start import RunInFork
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.job_state.actions import Mirror, Segment, Send
 from carpool.runtime.job_state.machine import JobMachine
@@ -137,10 +138,14 @@ class JobTable:
     def __contains__(self, job: JobId) -> bool:
         return job in self.trainings or job in self.commands
 
-    def add_command(self, job: JobId, program: Program, listener: CommandListener, *, resume: bool) -> None:
+    def add_command(
+        self, job: JobId, program: Program, listener: CommandListener, run_in_fork: RunInFork, *, resume: bool
+    ) -> None:
         """Add a command. OSError if its folder cannot be written."""
         folder = self._make_folder(job, resume=resume)
-        self.commands[job] = CommandProcess(job, program, folder, self._devices, self.cores, self._grace_s, listener)
+        self.commands[job] = CommandProcess(
+            job, program, folder, self._devices, self.cores, self._grace_s, listener, run_in_fork=run_in_fork
+        )
 
     def add_training(self, job: JobId, program: Program, options: JobOptions, *, resume: bool) -> TrainingJob:
         """Add a training; with ``resume`` it continues from its folder. OSError if that cannot be written."""

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from carpool.core.typed_fields import Amount, Measured, Range
+from carpool.core.typed_fields import Amount, Measured, Range, Uncut
 
 Seconds = Annotated[float, Range(0, 1e9)]
 
@@ -386,6 +386,30 @@ class Forked(Message):
 
     pid: int
     error: str = ""  # why there is none
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgram(Message):
+    """Run a Python program instead of a worker. Descriptors: its log, its lifeline, and the socket of its session.
+
+    Answered by `Forked` with the pid of its reaper, or with why it needs a plain start; later by `Exited`.
+    """
+
+    command: tuple[Uncut, ...]
+    folder: Uncut
+    environment: Mapping[str, str]
+    cores: tuple[int, ...] = ()
+    grace_s: Seconds = 5.0  # between SIGTERM and a kill
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressFound(Message):
+    """Progress that a command's output reports."""
+
+    done: Amount
+    total: Amount | None = None
+    steps_per_s: Amount = 0.0
+    loss: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True)

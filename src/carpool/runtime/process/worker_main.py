@@ -12,6 +12,7 @@ from carpool.runtime.memory.device_state import new_device_state
 from carpool.runtime.process.channel import Channel, Closed, Heartbeat, Received
 from carpool.runtime.process.cuda_warmup import wait_for_job
 from carpool.runtime.process.entry_check import CheckedEntry, check_entry
+from carpool.runtime.process.forked_command import start_program
 from carpool.runtime.process.protocol import (
     AdmissionRequested,
     Begin,
@@ -20,6 +21,7 @@ from carpool.runtime.process.protocol import (
     Leave,
     Noted,
     Prewarm,
+    RunProgram,
     WorkerFailed,
 )
 from carpool.runtime.process.shared_memory import StepCounter, new_step_counter
@@ -44,6 +46,8 @@ def main(channel: Channel) -> int:
     with contextlib.suppress(Closed, LeaveRequested):
         first = channel.receive()
         assert first is not None
+        if isinstance(first.message, RunProgram):
+            return start_program(channel, first.message, first.fds)
         checked = None
         received, was_prewarmed = first, isinstance(first.message, Prewarm)
         if isinstance(first.message, Prewarm):

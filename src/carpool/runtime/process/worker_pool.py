@@ -15,7 +15,16 @@ from carpool.logs import log_event
 from carpool.runtime.process.channel import AsyncChannel, Closed, close_all, pair
 from carpool.runtime.process.forkserver import ForkServer, ForkServerDied
 from carpool.runtime.process.launch import Launched
-from carpool.runtime.process.protocol import Begin, CheckEntry, Exited, Message, Prewarm, WorkerFailed
+from carpool.runtime.process.protocol import (
+    Begin,
+    CheckEntry,
+    Exited,
+    Forked,
+    Message,
+    Prewarm,
+    RunProgram,
+    WorkerFailed,
+)
 
 WorkerKey = tuple[str, int]  # job and number of a worker
 MakeForkServer = Callable[[Callable[[Exited], object], Callable[[str], object]], ForkServer]
@@ -56,6 +65,7 @@ class WorkerPool:
         self._make_forkserver = make_forkserver
         self._processes: dict[WorkerKey, _Process] = {}
         self._by_pid: dict[int, _Process] = {}
+        self._detached: set[int] = set()  # processes that only start a program
         self._early_exits: dict[int, str] = {}  # reported before the fork was
         self._forkserver: ForkServer | None = None
         self._was_started = asyncio.Event()
@@ -100,6 +110,26 @@ class WorkerPool:
         process = self._processes[key] = self._processes.pop(prewarmed)
         process.key, process.heard_at = key, self._clock()  # one that called an entry sends no heartbeat before
         process.channel.send(begin, [log, *fds])
+
+    async def run_program(self, request: RunProgram, *fds: int) -> tuple[AsyncChannel, Forked]:
+        """Fork a program that leaves the fork server; the channel to its reaper, and its answer."""
+        await self._was_started.wait()
+        if self._forkserver is None:
+            raise ForkServerDied("the fork server is being replaced")
+        ours, theirs = pair()
+        channel = AsyncChannel(ours)
+        try:
+            channel.send(request, fds)
+            with theirs:
+                pid = await self._forkserver.fork(theirs)
+            if self._early_exits.pop(pid, None) is None:
+                self._detached.add(pid)
+            answer = (await channel.receive()).message
+            assert isinstance(answer, Forked)
+        except BaseException:
+            channel.close()
+            raise
+        return channel, answer
 
     def send(self, key: WorkerKey, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send a message; ignored if the worker has exited."""
@@ -191,6 +221,9 @@ class WorkerPool:
             self._listener.on_message(process.key, message)
 
     def _on_worker_exit(self, exited: Exited) -> None:
+        if exited.pid in self._detached:
+            self._detached.discard(exited.pid)
+            return
         code = exited.code
         why = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
         process = self._by_pid.get(exited.pid)

@@ -1,0 +1,49 @@
+"""Progress in a growing log."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from carpool.jobs.progress_pattern import Progress, ProgressPattern
+from carpool.runtime.process.progress_reader import LogTail, ProgressMeter, _found, _stop_match
+from carpool.runtime.process.protocol import ProgressFound
+
+
+def test_only_complete_lines_are_read_and_a_bar_ends_its_lines_with_a_carriage_return(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tail = LogTail(log, 4)
+    assert tail.lines() == []
+    log.write_bytes(b"old\none\rtw")
+    assert tail.lines() == [b"one"]
+    with log.open("ab") as file:
+        file.write(b"o\n\xff" + b"x" * 3_000_000)
+    lines = tail.lines()
+    assert lines == []  # the newest megabyte has no end of line
+    log.write_bytes(b"rotated\n")
+    assert tail.lines() == [b"rotated"]
+
+
+def test_rates_are_measured_and_rounds_are_added_up() -> None:
+    times = iter([0.0, 1.0, 2.0, 3.0])
+    meter = ProgressMeter(lambda: next(times))
+    assert meter.update(Progress(10, 100, 0.5)) == ProgressFound(10, 100, 0.0, 0.5)
+    assert meter.update(Progress(30, 100)) == ProgressFound(30, 100, 20.0)
+    third = meter.update(Progress(5, 100))
+    assert (third.done, third.total, third.steps_per_s > 20.0) == (105, None, True)
+
+
+def test_a_pattern_that_takes_too_long_loses_the_line() -> None:
+    before = signal.signal(signal.SIGALRM, _stop_match)
+    try:
+        pattern = ProgressPattern(r"step (\d+)|(?:a+)+b")
+        assert _found(pattern, [b"step 4", b"a" * 60]) == Progress(4)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("line", [b"", b"\x00" * 5000])
+def test_other_lines_are_ignored(line: bytes) -> None:
+    assert _found(ProgressPattern(r"step (\d+)"), [line]) is None
