@@ -140,6 +140,7 @@ _REPLACED = 0.5  # part of the completed jobs that arrivals replace, where jobs 
 _STAYS = 1.02  # bonus on the current holding, so that ties move no job
 _LEAST = 0.01  # of a job's value remains, however expensive a move
 _TINY = 1e-9  # least work
+_STARTED = 0.5  # part of its length that a job is taken to have left once it runs, before its first report
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
 _EXPLAINED = 2  # changes up to which a plan's reason explains each
 
@@ -265,12 +266,19 @@ class Carpool(Policy):
         """
         work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         known, at = self.lengths == "known", view.at
+        unknown: list[int] = []
         for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
             if not is_sure and not view.estimates.knows_scale(job.spec):
+                unknown.append(row)
                 continue
             if is_sure or job.service or (job.desired is not None and view.attained_s(job)):
                 left = view.estimates.remaining(job, at).mean if known else memory.left(job, at)
                 work[row] = max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(at), work[row])
+        if 0 < len(unknown) < len(work):  # as long as the others
+            others = np.delete(work / np.maximum(menu.rates.max(axis=1), _TINY), unknown)
+            work[unknown] = np.median(others) * menu.rates[unknown].max(axis=1) + _TINY
+        runs = [row for row in unknown if menu.held[row] != NONE]
+        work[runs] *= _STARTED
         return work
 
     def _assign(self, view: Snapshot, quote: Quote) -> tuple[ColocationGroups, Choices]:
