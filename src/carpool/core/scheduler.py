@@ -8,7 +8,12 @@ from math import inf
 
 from carpool.core.constraints.policy_handover import POLICY_EXCEPTIONS, describe_policy_failure, jobs_to_release
 from carpool.core.constraints.priorities import PriorityPlanner, describe_urgency
-from carpool.core.constraints.resource_limits import describe_foreign_use, describe_shortage, plan_within_resources
+from carpool.core.constraints.resource_limits import (
+    describe_foreign_use,
+    describe_scatter,
+    describe_shortage,
+    plan_within_resources,
+)
 from carpool.core.constraints.validation import validate_answer
 from carpool.core.errors import CarpoolError, InputError, Overbooked
 from carpool.core.estimates import DeclaredEstimator, Estimator
@@ -144,7 +149,7 @@ class Scheduler:
                 raise
             reason = f"no explanation ({describe_policy_failure(self.policy, error)})"
         words = [str(reason), describe_urgency(view, job), describe_shortage(view, job)]
-        words.append(describe_foreign_use(view, job, self.outsiders))
+        words += [describe_scatter(view, job), describe_foreign_use(view, job, self.outsiders)]
         return "; ".join(filter(None, words))
 
     def check(self) -> None:
