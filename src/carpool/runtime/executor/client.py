@@ -264,6 +264,10 @@ class ExecutorClient:
     def forget(self, job: JobId) -> None:
         self._send({"do": "forget", "job": job})
 
+    def hand_over(self, job: JobId) -> None:
+        """Have a job stopped with its state on disk and dropped; `HandedOver` follows."""
+        self._send({"do": "hand_over", "job": job})
+
     def acknowledge(self, number: int) -> None:
         """Confirm that all reports up to a number are stored."""
         self._send({"do": "acknowledge", "number": number})

@@ -11,9 +11,11 @@ from carpool.core.journal import allocation_from_json, allocation_to_json, fact_
 from carpool.core.messages import RUN, Assign, Order, Probe, Release
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
-from carpool.runtime.executor.reports import Evaluation, Facts, Gone, Outcome, Report, Sized, Told
+from carpool.runtime.executor.reports import Evaluation, Facts, Gone, HandedOver, Outcome, Report, Sized, Told
 
-_REPORTS: dict[str, type[Any]] = {report.__name__: report for report in (Sized, Told, Evaluation, Outcome, Gone)}
+_REPORTS: dict[str, type[Any]] = {
+    report.__name__: report for report in (Sized, Told, Evaluation, Outcome, HandedOver, Gone)
+}
 
 
 @dataclass(frozen=True, slots=True)

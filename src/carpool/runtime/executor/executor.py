@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from carpool.core.messages import Fact, JobFailed, Order
+from carpool.core.messages import Fact, JobCrashed, JobFailed, Order
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.program import Program
@@ -24,7 +24,7 @@ from carpool.runtime.executor.command_process import CommandProcess
 from carpool.runtime.executor.exclusive_access import ExclusiveAccess
 from carpool.runtime.executor.job_table import JobTable, TrainingJob, job_options_of
 from carpool.runtime.executor.launcher import Launcher
-from carpool.runtime.executor.reports import Evaluation, Report, ReportBatcher, Sized, Told
+from carpool.runtime.executor.reports import Evaluation, HandedOver, Report, ReportBatcher, Sized, Told
 from carpool.runtime.job_state.actions import (
     Action,
     DropMirror,
@@ -110,6 +110,7 @@ class Executor:
         )
         self._ticked_at = clock()
         self.is_stopping = False
+        self._leaving: set[JobId] = set()  # jobs to hand over to another executor
         self._is_suspended = False  # no client decides about the jobs
         self.stopped = asyncio.Event()
 
@@ -155,6 +156,22 @@ class Executor:
             self._commands[job].stop(self._clock())
         self._flush()
 
+    def hand_over(self, job: JobId) -> None:
+        """Stop a job at a step boundary with its state on disk, then drop it: another executor continues it."""
+        self._leaving.add(job)
+        if job in self._trainings:
+            self._run(self._trainings[job], self._trainings[job].machine.stop(self._clock(), checkpoint=True))
+        elif job in self._commands:
+            self._commands[job].stop(self._clock())
+        self._flush()
+
+    def _finish_handovers(self) -> None:
+        for job in sorted(self._leaving):
+            held = self.jobs.statuses().get(job)
+            if held is None or (held.is_over and self.jobs.drop(job)):
+                self._leaving.discard(job)
+                self._report(HandedOver(job, held.steps if held is not None else 0))
+
     def apply_orders(self, orders: Sequence[Order]) -> None:
         """Carry out orders; those of one call take effect together."""
         at = self._clock()
@@ -168,11 +185,19 @@ class Executor:
             elif order.job in self._commands and not unknown:
                 self._commands[order.job].order(at, target)
             else:
-                problem = f"unknown device {unknown[0]}" if unknown else "unknown job"
-                error = f"order {order.generation} for job {order.job!r}: {problem}"
-                self._batcher.emit(JobFailed(order.job, order.generation, error))
+                self._refuse(order, unknown)
         self._update_time_slicing(at)
         self._flush()
+
+    def _refuse(self, order: Order, unknown: Sequence[int]) -> None:
+        """Report an order that cannot be carried out; devices of another node are no fault of the job."""
+        where = f"order {order.generation} for job {order.job!r}"
+        if unknown and order.job in self.jobs:
+            done = float(self.jobs.statuses()[order.job].steps)
+            error = f"{where}: device {unknown[0]} is not one of this executor"
+            self._batcher.emit(JobCrashed(order.job, order.generation, done, error))
+        else:
+            self._batcher.emit(JobFailed(order.job, order.generation, f"{where}: unknown job"))
 
     def _log_order(self, job: JobId, target: Target) -> None:
         devices = [slot.device for slot in target.slots]
@@ -209,6 +234,8 @@ class Executor:
         self._launcher.tick()
         self._arbiter.tick()
         self.jobs.drop_forgotten()
+        if self._leaving:
+            self._finish_handovers()
         if not was_delayed:
             for key in self._pool.without_heartbeat(self._options.hang_s):
                 self._on_hang(at, key)

@@ -191,6 +191,8 @@ class ExecutorServer:
                     executor.apply_orders([order_from_json(order) for order in value["orders"]])
                 case "forget":
                     executor.remove_job(JobId(value["job"]))
+                case "hand_over":
+                    executor.hand_over(JobId(value["job"]))
                 case "acknowledge":
                     self._outbox.acknowledge(value["number"])
                 case "proceed":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from carpool.backends.executors import LOCAL, ExecutorPort
+from carpool.backends.fleet import Member
 from carpool.core.errors import CarpoolError
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket
@@ -27,7 +28,9 @@ class ClaimSource:
         devices: Sequence[LocalDevice],
         options: ExecutorOptions,
         commit: Callable[[], Awaitable[None]],
+        name: str = LOCAL,
     ) -> None:
+        self.name = name  # of the executor
         self._store = store
         self._devices = devices
         self._options = options
@@ -36,7 +39,7 @@ class ClaimSource:
     def next(self) -> Claim:
         """A claim of the next epoch, which is durable with the next commit."""
         mark = self._store.mark
-        epoch, (life, heard) = mark.epoch + 1, mark.of(LOCAL)
+        epoch, (life, heard) = mark.epoch + 1, mark.of(self.name)
         self._store.mark = mark._replace(epoch=epoch)
         return Claim(self._devices, self._store.folder, self._options, epoch, life, heard)
 
@@ -51,6 +54,14 @@ class ClaimSource:
         self._store.mark = self._store.mark._replace(epoch=epoch)
 
 
+class Unreachable(CarpoolError):
+    """A member cannot be reached; `port` stands for it until it returns."""
+
+    def __init__(self, problem: str, port: ExecutorPort) -> None:
+        super().__init__(problem)
+        self.port = port
+
+
 class ExecutorAccess(Protocol):
     """How an executor is found, started and replaced."""
 
@@ -59,9 +70,18 @@ class ExecutorAccess(Protocol):
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
         """Claim an executor that an earlier daemon left running; None where there is none."""
 
-    async def start(self, claims: ClaimSource) -> ExecutorPort: ...
+    async def start(self, claims: ClaimSource) -> ExecutorPort:
+        """Start an executor; `Unreachable` for a member that is away."""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMember:
+    """A machine of the daemon and how its executor is reached."""
+
+    member: Member
+    access: ExecutorAccess
 
 
 class PersistentExecutor:
