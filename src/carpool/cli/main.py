@@ -29,6 +29,7 @@ _SECTIONS = {  # heading of `carpool --help` -> verb -> summary
     },
     "Daemon": {
         "serve": "Run the daemon: accept jobs, resume them after a crash.",
+        "agent": "Let a scheduler on another machine run jobs on this one.",
         "submit": "Submit jobs to the daemon and follow their output.",
         "ps": "List the daemon's jobs.",
         "top": "Show the daemon's devices and jobs, live.",

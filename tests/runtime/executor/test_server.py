@@ -42,7 +42,7 @@ from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing.reference import plain_loop
 
 T = TypeVar("T")
-F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished, JobFailed)
+F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished, JobFailed, JobCrashed)
 TIMEOUT_S = 60.0
 CORES = sorted(os.sched_getaffinity(0))
 SINGLES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(CORES[i % len(CORES)],)) for i in range(4)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
+from carpool.cli.support.fleet import engine_options, find_members
 from carpool.cli.support.options import guard_stdout, log_options
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice
     from carpool.jobs.job_file import ListedJob
+    from carpool.runtime.executor.client import ExecutorOptions
     from carpool.service.daemon.batch_run import BatchRun, RunEnd
-    from carpool.service.daemon.executor_access import StartExecutor
+    from carpool.service.daemon.executor_access import FleetMember, StartExecutor
 
 PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that is installed
 _MAX_NAMED = 3  # jobs in a message
@@ -40,6 +42,7 @@ Examples:
   carpool run jobs.toml --devices cpu:4 --policy las --json > result.json
   carpool run jobs.toml --resume
   carpool run jobs.toml --devices cuda --memory-cap 40GiB
+  carpool run jobs.toml --engine hosts --hosts lab.toml
 """
 
 
@@ -65,6 +68,7 @@ Examples:
 )
 @click.option("--journal", metavar="FILE", help="Write all events and plans to this file too, as JSON lines.")
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
+@engine_options
 @click.option(
     "--lanes",
     type=click.Choice(["auto", "slice"]),
@@ -107,6 +111,8 @@ def run(
     resume: str | None,
     journal: str | None,
     oversubscribe: bool,
+    engine: str,
+    hosts_file: str,
     lanes: str,
     warm: int,
     reducer: str,
@@ -121,10 +127,11 @@ def run(
     Exit code 0 when every job finished, 1 when one failed, 2 for bad input (no job was started), 130 when interrupted
     with Ctrl-C: all jobs stop at a step boundary with a checkpoint, and --resume continues from there.
     """
+    from carpool.backends.fleet import fleet_cluster
     from carpool.cli.render.run_summary import as_document, print_summary
     from carpool.cli.support.run_lookup import look_up
     from carpool.core.units import parse_cap
-    from carpool.jobs.devices import as_cluster, foreign_process_note, list_gpus, overlap_note, parse_devices
+    from carpool.jobs.devices import as_cluster
     from carpool.jobs.feasibility import check_fit
     from carpool.jobs.host import host_supplies
     from carpool.policies.registry import attribute_errors
@@ -133,19 +140,21 @@ def run(
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
     given = look_up(jobs, state, resume)
-    found = parse_devices(devices, oversubscribe=oversubscribe) if devices or given.devices is None else given.devices
-    others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
-    supplies = host_supplies(given.folder.path)
-    for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found, supplies))]):
+    members = find_members(engine, hosts_file, given.folder.path, given.jobs, devices=devices)
+    found = () if members else _own_devices(given, devices, oversubscribe=oversubscribe)
+    supplies = UNKNOWN if members else host_supplies(given.folder.path)
+    cluster = fleet_cluster([each.member for each in members]) if members else as_cluster(found, supplies)
+    for note in filter(None, check_fit(given.jobs, cluster)):
         _echo(note)
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
-    start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, environment=environment)
+    options = executor_options(lanes, warm, reducer, cap, environment)
+    start = partial(start_executor, options=options)
     if check and not given.resume:
         start = partial(start_checked, start=start, jobs=given.jobs)
     chosen = policy or given.policy or default_policy()
     with guard_stdout():
-        run = prepare(given, found, chosen, start, journal, supplies)
+        run = prepare(given, found, chosen, start, journal, supplies, members, options)
         try:
             with attribute_errors(chosen, strictly=True):
                 end = watch(run, choose_display(run, as_json=as_json))
@@ -156,6 +165,18 @@ def run(
     else:
         print_summary(run, end)
     return exit_code(run, end)
+
+
+def _own_devices(given: ChosenRun, devices: str, *, oversubscribe: bool) -> tuple[LocalDevice, ...]:
+    """This machine's devices: those named, else those of the run that is resumed, else all."""
+    from carpool.jobs.devices import foreign_process_note, list_gpus, overlap_note, parse_devices
+
+    is_new = devices or given.devices is None
+    found = parse_devices(devices, oversubscribe=oversubscribe) if is_new else given.devices or ()
+    others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
+    for note in filter(None, [others, overlap_note(found)]):
+        _echo(note)
+    return tuple(found)
 
 
 def _configure_logging(level: str | None, fmt: str | None) -> dict[str, str]:
@@ -186,6 +207,8 @@ def prepare(
     start: StartExecutor,
     journal: str | None = None,
     supplies: HostResources = UNKNOWN,
+    members: tuple[FleetMember, ...] = (),
+    options: ExecutorOptions | None = None,
 ) -> BatchRun:
     """A run that is ready to start, with its folder locked."""
     from carpool.backends.profile_library import ProfileLibrary
@@ -200,6 +223,8 @@ def prepare(
         supplies,
         profiles=ProfileLibrary().beliefs(given.jobs),
         journal=Path(journal) if journal else None,
+        members=members,
+        options=options,
     )
     run = BatchRun.open(request, given.folder, start)
     for notice in run.notices:
@@ -263,19 +288,25 @@ def check_reducer(reducer: str, jobs: Sequence[ListedJob]) -> None:
 
 
 async def start_executor(
-    devices: Sequence[LocalDevice],
-    state: Path,
-    *,
+    devices: Sequence[LocalDevice], state: Path, *, options: ExecutorOptions | None = None
+) -> ExecutorPort:
+    """Start the executor process of this machine."""
+    from carpool.runtime.executor.client import ExecutorClient
+
+    return await ExecutorClient.start(devices, state, options=options or executor_options())
+
+
+def executor_options(
     lanes: str = "auto",
     warm: int = 0,
     reducer: str = "shared",
     memory_cap: int = 0,
     environment: Mapping[str, str] | None = None,
-) -> ExecutorPort:
-    """Start the executor process of this machine."""
-    from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+) -> ExecutorOptions:
+    """The options of executors that run a fixed list of jobs."""
+    from carpool.runtime.executor.client import ExecutorOptions
 
-    options = ExecutorOptions(
+    return ExecutorOptions(
         mps=lanes == "auto",
         warm=warm,
         is_closed=True,
@@ -283,7 +314,6 @@ async def start_executor(
         memory_cap=memory_cap,
         environment=environment or {},
     )
-    return await ExecutorClient.start(devices, state, options=options)
 
 
 async def start_checked(

@@ -26,7 +26,7 @@ from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, pair
 from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed
-from carpool.runtime.process.reaper import NOT_STARTED
+from carpool.runtime.process.reaper import FREEZE, NOT_STARTED, UNFREEZE
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _DRAIN_S = 2.0  # after a command's exit, for messages of its session
@@ -89,6 +89,11 @@ class CommandProcess:
         self.time_sliced = time_sliced
         self._epoch += 1
         self.send(Proceed(self._epoch, time_sliced=time_sliced))
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Stop all processes of the command, or let them go on."""
+        if self._process is not None:
+            self._process.send_signal(FREEZE if frozen else UNFREEZE)
 
     def kill(self) -> None:
         if self._lifeline is not None:

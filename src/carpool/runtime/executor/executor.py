@@ -223,6 +223,11 @@ class Executor:
             self._run(training, training.machine.suspend(self._clock(), suspended=suspended))
         self._flush()
 
+    def freeze(self, *, frozen: bool) -> None:
+        """Stop the processes of all commands, or let them go on."""
+        for command in self._commands.values():
+            command.freeze(frozen=frozen)
+
     def tick(self) -> None:
         at = self._clock()
         was_delayed = at - self._ticked_at > _MAX_TICK_DELAY * self._options.tick_s

@@ -1,9 +1,10 @@
 """Reaper: runs one command and kills all its processes when it ends or the executor dies.
 
 ``python -m carpool.runtime.process.reaper FD PARENT GRACE_S CORES -- COMMAND …``: when FD is closed, at the latest by
-the executor's death, everything is killed. SIGTERM is forwarded to the command, with a kill after the grace period. As
-sub-reaper it adopts and kills processes that the command leaves behind. It exits with the command's exit code, or by
-the same signal. The socket in CARPOOL_CHANNEL is passed to the command, for `carpool.session`.
+the executor's death, everything is killed. SIGTERM is forwarded to the command, with a kill after the grace period.
+SIGUSR1 stops all processes of the command, SIGUSR2 continues them. As sub-reaper it adopts and kills processes that the
+command leaves behind. It exits with the command's exit code, or by the same signal. The socket in CARPOOL_CHANNEL is
+passed to the command, for `carpool.session`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from carpool.runtime.compat.process_lifetime import adopt_orphans, exit_with_parent, set_process_name
 
 NOT_STARTED = 127
+FREEZE, UNFREEZE = signal.SIGUSR1, signal.SIGUSR2  # to the reaper: stop all processes of the command, or continue them
 
 
 def main() -> int:
@@ -31,7 +33,7 @@ def main() -> int:
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
+    for number in (signal.SIGTERM, signal.SIGCHLD, FREEZE, UNFREEZE):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(parent, signal.SIGTERM)
@@ -73,6 +75,9 @@ def _watch(child: subprocess.Popen[bytes], fd: int, wake: int, grace_s: float) -
             _kill_all()
             return child.wait()
         received = os.read(wake, 64) if wake in ready else b""
+        for each in received:
+            if each in (FREEZE, UNFREEZE, signal.SIGTERM):  # a stopped process could not handle SIGTERM
+                _signal_all(signal.SIGSTOP if each == FREEZE else signal.SIGCONT)
         if signal.SIGTERM in received and deadline is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGTERM)
@@ -91,9 +96,21 @@ def _kill_all() -> None:
                 os.waitpid(pid, 0)
 
 
-def _children() -> list[int]:
-    named = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-    return [int(pid) for pid in named.split()]
+def _signal_all(number: signal.Signals, parent: int | None = None) -> None:
+    """Send a signal to every descendant, parents first: a stopped one starts no further processes."""
+    for pid in _children(parent):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        _signal_all(number, pid)
+
+
+def _children(parent: int | None = None) -> list[int]:
+    """The children of all threads of a process, by default this one."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{parent or os.getpid()}/task").iterdir():
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
+    return found
 
 
 if __name__ == "__main__":

@@ -219,7 +219,9 @@ class DaemonInstance:
     def _recovered_scheduler(self) -> tuple[Scheduler, OnlineEstimator, int]:
         options, snapshot = self.options, self.store.snapshot
         cluster = self.store.header.cluster if snapshot is None else snapshot.state.cluster
-        estimator = OnlineEstimator(cluster, initial_speeds(options.devices))
+        estimator = OnlineEstimator(
+            cluster, initial_speeds([device for each in options.fleet() for device in each.member.devices])
+        )
         fallback = options.default_policy if options.fallback_policy is None else options.fallback_policy
         scheduler = Scheduler(
             cluster, self._policy(), estimator=estimator, find_policy=options.find_policy, fallback=fallback
@@ -262,7 +264,10 @@ class DaemonInstance:
         self._resend({name: each.inventory.jobs for name, each in started.items() if each.inventory is not None})
         self._first += self._lost_programs()
         for name, each in started.items():
-            self._first += self._rejoin(name) if each.inventory is None else ()
+            if each.is_absent:
+                self._first += self._fleet.lose(name)
+            elif each.inventory is None:
+                self._first += self._rejoin(name)
 
     async def run(self, jobs: Sequence[ListedJob] = (), facts: Sequence[Fact] = ()) -> None:
         """Fold facts, submit jobs, and schedule until `stop` or the loop's end; then all is durable."""

@@ -12,6 +12,7 @@ from carpool.backends.fleet import Member
 from carpool.core.errors import CarpoolError
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket
+from carpool.runtime.executor.client_protocol import Inventory
 from carpool.service.store.store import Store
 
 _SILENCE_S = 60.0  # after which an executor counts as hung and is replaced
@@ -49,6 +50,11 @@ class ClaimSource:
         await self._commit()
         return claim
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the store names an executor of this member: it was there before."""
+        return self._store.mark.of(self.name).life > 0
+
     def outnumbered(self, epoch: int) -> None:
         """Continue after an epoch that an executor has seen and the store has lost."""
         self._store.mark = self._store.mark._replace(epoch=epoch)
@@ -62,12 +68,18 @@ class Unreachable(CarpoolError):
         self.port = port
 
 
+class ClaimedExecutor(ExecutorPort, Protocol):
+    """An executor that says which jobs it holds."""
+
+    inventory: Inventory
+
+
 class ExecutorAccess(Protocol):
     """How an executor is found, started and replaced."""
 
     max_restarts: int  # within a minute
 
-    async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
+    async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ClaimedExecutor | None:
         """Claim an executor that an earlier daemon left running; None where there is none."""
 
     async def start(self, claims: ClaimSource) -> ExecutorPort:

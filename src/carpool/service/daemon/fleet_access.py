@@ -30,6 +30,7 @@ class MemberStart(NamedTuple):
 
     port: ExecutorPort
     inventory: Inventory | None = None  # of one that the journal knows
+    is_absent: bool = False  # the member is away
     is_unfit: bool = False  # it has other devices or unknown orders, and must be replaced
 
 
@@ -92,7 +93,10 @@ class FleetAccess:
     async def _claim_or_start(self, name: str) -> MemberStart:
         found = await self._members[name].access.find(self._claims(name), self._tell)
         if found is None:
-            return MemberStart(await self.start_executor(name))
+            try:
+                return MemberStart(await self.start_executor(name))
+            except Unreachable as absent:
+                return MemberStart(absent.port, is_absent=True)
         if not self._fits(name, found.inventory):
             return MemberStart(found, is_unfit=True)
         is_known = found.life == self._store.mark.of(name).life
@@ -124,8 +128,7 @@ class FleetAccess:
             return await self.start_executor(name), self.rejoin(name)
         except Unreachable as absent:
             log_event(_log, "member_lost", level=logging.WARNING, executor=name, reason=f"{reason}; {absent}")
-            lost = self._scheduler.snapshot().occupancy.lost
-            return absent.port, loss_of(self._scheduler.cluster, lost, name)
+            return absent.port, self.lose(name)
 
     def _count_restart(self, name: str, reason: str, allowed: int) -> None:
         now = time.monotonic()
@@ -134,6 +137,10 @@ class FleetAccess:
         if len(self._restarts[name]) > allowed:
             times = f" for the {len(self._restarts[name])}th time within {_RESTARTS_WITHIN_S:.0f} s" if allowed else ""
             raise ExecutorGone(f"the executor ended{times}: {reason}")
+
+    def lose(self, name: str) -> list[Fact]:
+        """A member is away, with all that ran on it."""
+        return loss_of(self._scheduler.cluster, self._scheduler.snapshot().occupancy.lost, name)
 
     def rejoin(self, name: str) -> list[Fact]:
         """A member was lost, with all that ran on it, and rejoins."""
