@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from carpool.backends.job_transfer import JobTransfer
 from carpool.core.errors import CarpoolError, InputError
@@ -22,11 +22,13 @@ from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client import ExecutorClient
 from carpool.runtime.executor.client_protocol import Inventory
+from carpool.runtime.executor.remote_link import LINK_ERRORS
 from carpool.runtime.executor.reports import Facts, Gone, HandedOver, Report
 
 _RETRY_S = 0.2
 _SYNC_S = 2.0  # between fetches of logs and checkpoints of running jobs
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Reclaim = Callable[
     [ExecutorClient, int], Awaitable[ExecutorClient | None]
@@ -70,10 +72,13 @@ class RemoteMember:
     def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
         async def bring() -> None:
             try:
-                self._programs[job] = there = await self._transfer.bring(job, program, resume=resume)
-                self._client.introduce(job, there, resume=resume)
+                there = await self._while_reachable(lambda: self._transfer.bring(job, program, resume=resume))
             except (InputError, OSError) as error:
                 self._problems[job] = f"cannot run on {self.name}: {error}"
+                return
+            if there is not None:
+                self._programs[job] = there
+                self._client.introduce(job, there, resume=resume)
 
         self._problems.pop(job, None)
         self._outgoing.put_nowait(bring)
@@ -176,17 +181,20 @@ class RemoteMember:
                 return
 
     async def _fetch(self, job: JobId) -> None:
-        """Fetch a job's files; as long as the member is not lost, a broken link is waited for."""
+        try:
+            await self._while_reachable(lambda: self._transfer.fetch(job))
+        except (InputError, OSError) as error:
+            log_event(_log, "files_lost", level=logging.ERROR, executor=self.name, job=job, error=str(error))
+
+    async def _while_reachable(self, request: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of a request, repeated over a broken link until the member is lost; None then."""
         while True:
             try:
-                await self._transfer.fetch(job)
-            except (InputError, OSError) as error:
+                return await request()
+            except LINK_ERRORS:
                 if self._is_lost:
-                    log_event(_log, "files_lost", level=logging.ERROR, executor=self.name, job=job, error=str(error))
-                    return
+                    return None
                 await asyncio.sleep(_RETRY_S)
-            else:
-                return
 
     async def _sync(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from carpool.core.constraints.policy_handover import POLICY_EXCEPTIONS, describe_policy_failure, jobs_to_release
@@ -32,7 +32,7 @@ from carpool.core.messages import (
     WeightChanged,
     in_folding_order,
 )
-from carpool.core.model import DeviceId, Job, JobId, Phase
+from carpool.core.model import DeviceId, Job, JobId, NodeId, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Cadence, Plan, PlanTimer, Policy, Snapshot, placement_of
 from carpool.core.state.cluster_state import ClusterState
@@ -120,6 +120,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._state.running_jobs)
+
+    @property
+    def drained(self) -> Collection[NodeId]:
+        """Nodes that an operator took out."""
+        return self._state.drained
 
     @property
     def outsiders(self) -> Mapping[DeviceId, OutsidersSeen]:

@@ -38,6 +38,10 @@ class AgentFacts:
     is_running: bool  # an executor is running
 
 
+class HostUnreachable(InputError):
+    """No connection to a host's agent; it may come back."""
+
+
 class Connection(NamedTuple):
     """An authenticated connection."""
 
@@ -58,7 +62,7 @@ async def connect(host: Host, purpose: str, **hello: object) -> Connection:
         raise InputError(f"TLS failed: {error.reason or error}", where=where, way_out=way_out) from None
     except (OSError, TimeoutError) as error:
         way_out = "Check address and port, and that carpool agent runs there."
-        raise InputError(f"cannot be reached: {str(error) or 'timeout'}", where=where, way_out=way_out) from None
+        raise HostUnreachable(f"cannot be reached: {str(error) or 'timeout'}", where=where, way_out=way_out) from None
     try:
         return Connection(reader, writer, await _shake_hands(reader, writer, host, {"purpose": purpose, **hello}))
     except RemoteRefused as error:
@@ -122,6 +126,9 @@ def describe_drivers() -> str:
         return ""
     with closing(nvml):
         return nvml.driver_version()
+
+
+LINK_ERRORS = (HostUnreachable, ConnectionError, TimeoutError, ssl.SSLError)  # the request may be repeated
 
 
 class RemoteFiles:

@@ -282,8 +282,12 @@ class DaemonLoop:
 
         When an executor was replaced, the first record that names the new one also says that the old one is gone.
         """
-        marks = {name: ExecutorMark(port.life, port.heard) for name, port in self._executors}
-        self._store.mark = CommitMark(self._store.mark.epoch, marks)
+        before = self._store.mark
+        marks = {
+            name: ExecutorMark(port.life, port.heard) if port.life else before.of(name)  # 0: the member is away
+            for name, port in self._executors
+        }
+        self._store.mark = CommitMark(before.epoch, marks)
 
     async def end_executors(self, names: Collection[str] | None = None, *, checkpoint: bool = True) -> None:
         """End executors, all or those named, and store their last reports; before `run`."""

@@ -182,6 +182,32 @@ async def agent_facts(host: Host) -> AgentFacts:
     return connection.facts
 
 
+@dataclass(frozen=True, slots=True)
+class HostFinding:
+    """Whether one host can be used."""
+
+    name: str
+    is_there: bool
+    found: str  # its versions and devices, or the problem
+
+
+async def examine_hosts(hosts: HostsFile) -> list[HostFinding]:
+    """Ask every host for its versions and devices; GPU drivers may differ, everything else must not."""
+
+    async def examine(host: Host) -> HostFinding:
+        try:
+            facts = await agent_facts(host)
+        except InputError as error:
+            return HostFinding(host.name, is_there=False, found=str(error))
+        versions = facts.versions
+        words = [f"carpool {versions.carpool}", f"Python {versions.python}", f"torch {versions.torch}"]
+        words += [f"driver {facts.drivers}"] if facts.drivers else []
+        words.append(", ".join(f"{device.name} ({device.kind})" for device in facts.devices))
+        return HostFinding(host.name, is_there=True, found="; ".join(words))
+
+    return list(await asyncio.gather(*[examine(host) for host in hosts.hosts]))
+
+
 async def check_jobs(hosts: HostsFile, state: Path, jobs: Sequence[ListedJob]) -> None:
     """InputError for code that is too large to send, or a path that a job names and a host does not have."""
     codes = CodeArchives(state, hosts.max_code_bytes)
