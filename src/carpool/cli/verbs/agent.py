@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool.cli.support.options import log_options, print_note
-from carpool.core.errors import InputError
+from carpool.core.errors import InputError, cause
 
 if TYPE_CHECKING:
     from carpool.runtime.executor.remote_agent import AgentOptions
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   carpool agent --listen 127.0.0.1:7638 --token-file box1.token
-  carpool agent --listen 10.0.0.5:7638 --token-file box1.token --tls-cert box1.pem --tls-key box1.key --devices cuda
+  carpool agent --listen 10.0.0.5:7638 --token-file box1.token --devices cuda
 
 \b
-A token:       (umask 077; openssl rand -hex 32 > box1.token)
-A certificate: openssl req -x509 -newkey rsa:3072 -nodes -days 3650 -subj /CN=box1 -keyout box1.key -out box1.pem
+A token: (umask 077; openssl rand -hex 32 > box1.token)
 """
 
 
@@ -34,9 +35,7 @@ A certificate: openssl req -x509 -newkey rsa:3072 -nodes -days 3650 -subj /CN=bo
 )
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
 @click.option("--state", default="", metavar="DIR", help="Folder of jobs and code. [default: the user's state, agent]")
-@click.option(
-    "--tls-cert", default="", metavar="FILE", help="Certificate (PEM). The token vouches for it: any will do."
-)
+@click.option("--tls-cert", default="", metavar="FILE", help="Certificate (PEM). [default: a new one, kept in --state]")
 @click.option("--tls-key", default="", metavar="FILE", help="Key of the certificate (PEM).")
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback without encryption.")
 @log_options("warning")
@@ -59,17 +58,16 @@ def agent(
     """
     from carpool.logs import configure_logging
     from carpool.runtime.executor.remote_agent import serve_agent
+    from carpool.runtime.executor.remote_start import own_certificate
     from carpool.service.transport import is_loopback, listen_tcp
 
     configure_logging(log_level or "warning", log_format or "")
     host, port = parse_address(listen)
+    folder = _state_folder(state)
+    if not tls_cert and not tls_key and not insecure and not is_loopback(host):
+        tls_cert, tls_key = map(str, own_certificate(folder, platform.node()))
     context = _context(tls_cert, tls_key)
-    if context is None and not insecure and not is_loopback(host):
-        raise InputError(
-            f"--listen {listen} is reachable from other machines, and connections would not be encrypted",
-            way_out="Give --tls-cert and --tls-key (see --help), listen on 127.0.0.1 behind ssh -L, or add --insecure.",
-        )
-    options = _options(token_file, devices, state, tls_cert, oversubscribe=oversubscribe)
+    options = _options(token_file, devices, folder, tls_cert, oversubscribe=oversubscribe)
     with listen_tcp(host, port) as listener:
         names = ", ".join(device.name for device in options.devices)
         print_note(f"listening on {host}:{listener.getsockname()[1]} with {names}; state in {options.state}")
@@ -98,18 +96,26 @@ def _context(cert: str, key: str) -> ssl.SSLContext | None:
     return context
 
 
-def _options(token_file: str, devices: str, state: str, cert: str, *, oversubscribe: bool) -> AgentOptions:
-    import os
+def _state_folder(state: str) -> Path:
+    from carpool.service.config import read_settings
 
+    folder = (Path(state) if state else read_settings(os.environ).state / "agent").absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot be made: {cause(error)}", where=str(folder), way_out="Name another --state."
+        ) from None
+    return folder
+
+
+def _options(token_file: str, devices: str, folder: Path, cert: str, *, oversubscribe: bool) -> AgentOptions:
     from carpool.jobs.devices import parse_devices
     from carpool.jobs.host import host_supplies
     from carpool.jobs.hosts_file import read_token
     from carpool.runtime.executor.remote_agent import AgentOptions, certificate_of
     from carpool.runtime.executor.remote_link import describe_drivers
-    from carpool.service.config import read_settings
 
-    folder = (Path(state) if state else read_settings(os.environ).state / "agent").absolute()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return AgentOptions(
         folder,
         parse_devices(devices, oversubscribe=oversubscribe),

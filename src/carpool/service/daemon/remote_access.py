@@ -21,6 +21,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, RemoteProcess
 from carpool.runtime.executor.remote_link import AgentFacts, RemoteFiles, connect
+from carpool.runtime.executor.remote_start import ensure_agent
 from carpool.runtime.executor.reports import Gone, Report
 from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
 
@@ -225,6 +226,7 @@ async def check_jobs(hosts: HostsFile, state: Path, jobs: Sequence[ListedJob]) -
 async def remote_members(hosts: HostsFile, state: Path, *, orphan_s: float = 86400.0) -> tuple[FleetMember, ...]:
     """The members of a hosts file, each asked for its devices; InputError if one cannot be reached."""
     settings = RemoteSettings(state, hosts.lease_s, CodeArchives(state, hosts.max_code_bytes), orphan_s)
+    await asyncio.gather(*[ensure_agent(host) for host in hosts.hosts])
     found = await asyncio.gather(*[agent_facts(host) for host in hosts.hosts])
     return tuple(
         FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts.state))
