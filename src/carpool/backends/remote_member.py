@@ -133,14 +133,15 @@ class RemoteMember:
         for job in list(self._programs) if checkpoint else ():
             with contextlib.suppress(InputError, OSError):
                 await self._transfer.fetch(job)
-        self._close()
+        self.close()
 
     async def leave(self) -> None:
         self._is_ending = True
         await self._client.leave()
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End all tasks of this port and its connection for files."""
         for task in self._tasks:
             task.cancel()
         self._transfer.close()
@@ -177,7 +178,7 @@ class RemoteMember:
             if isinstance(numbered.report, Gone):
                 self._is_over.set()
                 if not self._is_ending:
-                    self._close()
+                    self.close()
                 return
 
     async def _fetch(self, job: JobId) -> None:
@@ -212,9 +213,10 @@ class RemoteMember:
         """Claim the same executor again before its lease has ended; False if it is gone or the time is up."""
         log_event(_log, "link_broken", level=logging.WARNING, executor=self.name, reason=reason)
         while not self._is_lost:
+            left_s = self._client.answered_at + self._grace_s - time.monotonic()
             try:
-                client = await self._reclaim(self._client, self._stored)
-            except (CarpoolError, OSError):
+                client = await asyncio.wait_for(self._reclaim(self._client, self._stored), max(_RETRY_S, left_s))
+            except (CarpoolError, OSError):  # a timeout is one
                 await asyncio.sleep(_RETRY_S)
                 continue
             if client is None:

@@ -14,14 +14,15 @@ from carpool.core.errors import InputError
 from carpool.core.messages import NodeDrained, NodeJoined, NodeLost
 from carpool.core.model import JobId
 from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.runtime.executor.reports import Gone
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance
-from carpool.service.daemon.remote_access import check_jobs, remote_members
+from carpool.service.daemon.remote_access import AbsentMember, check_jobs, remote_members
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
 from tests.support.fleet_rig import AgentProcess, Link, fleet_daemon, hosts_of, until
 
-LEASE_S = 1.5
+LEASE_S = 3.0
 
 
 def jobs_in(folder: Path, count: int, steps: int = 60, step_s: float = 0.01, extra: str = "") -> tuple[ListedJob, ...]:
@@ -177,6 +178,19 @@ def test_a_short_cut_interrupts_no_job_and_a_released_job_moves_with_its_state(
     check_journal(entries, [job.spec.id])
     assert steps_made(state, job.spec.id) == dict.fromkeys(range(1, 151), 1), "no step is made twice"
     assert outcomes(entries)[job.spec.id].digest == digest_of(tmp_path / "code", job)
+
+
+def test_a_member_that_is_away_does_not_keep_the_loop_from_ending() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        absent = AbsentMember(never)
+        receiving = asyncio.create_task(absent.receive())
+        await absent.stop(checkpoint=True)
+        assert isinstance(await receiving, Gone)
+
+    asyncio.run(main())
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, agents: list[AgentProcess]) -> None:

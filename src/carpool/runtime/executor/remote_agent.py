@@ -30,6 +30,7 @@ from carpool.runtime.executor.remote_files import FileService
 from carpool.runtime.executor.remote_protocol import RemoteRefused
 
 _RELAY_BYTES = 1 << 16
+_START_S = 180.0
 _MAX_LINE_BYTES = 1 << 26
 _log = logging.getLogger(__name__)
 
@@ -130,7 +131,8 @@ class Agent:
             if end is None:
                 raise RemoteRefused("its executor is not running")
             executor = await asyncio.open_connection(sock=end, limit=_MAX_LINE_BYTES)
-            await self._relay_lines((reader, writer), executor, float(hello.get("lease_s", 0.0)))
+            heard = Heard(_START_S if hello.get("fresh") else 0.0)
+            await self._relay_lines((reader, writer), executor, float(hello.get("lease_s", 0.0)), heard)
         finally:
             if self._relay is writer:
                 self._relay = None
@@ -155,15 +157,16 @@ class Agent:
         scheduler: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         executor: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         lease_s: float,
+        heard: Heard,
     ) -> None:
-        heard = Heard()
         inwards = asyncio.create_task(_copy(scheduler[0], executor[1]))
         outwards = asyncio.create_task(_copy(executor[0], scheduler[1], heard))
         guard = asyncio.create_task(self._guard(heard, lease_s))
         try:
             await asyncio.wait({inwards, outwards, guard}, return_when=asyncio.FIRST_COMPLETED)
-            executor[1].close()
-            if lease_s and not outwards.done():  # a live executor closes its end at once
+            if lease_s and not outwards.done():  # a live executor closes its end, too
+                with contextlib.suppress(OSError):
+                    executor[1].write_eof()
                 await asyncio.wait({outwards, guard}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (inwards, outwards, guard):
@@ -196,9 +199,9 @@ class Agent:
 
 
 class Heard:
-    """When the executor was last heard; it needs a while to import torch first."""
+    """When the executor was last heard; a new one first needs a while to import torch."""
 
-    def __init__(self, start_s: float = 180.0) -> None:
+    def __init__(self, start_s: float) -> None:
         self.at = time.monotonic() + start_s
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shlex
 import subprocess
 from pathlib import Path
@@ -46,11 +45,10 @@ async def ensure_agent(host: Host) -> None:
     if process.returncode:
         problem = f"the agent could not be started: {output.decode(errors='replace').strip()[-300:]}"
         raise InputError(problem, where=where, way_out="Try the ssh command by hand, or start carpool agent there.")
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_START_S):
-            while not await _is_reachable(host):
-                await asyncio.sleep(_RETRY_S)
+    for _ in range(round(_START_S / _RETRY_S)):
+        if await _is_reachable(host):
             return
+        await asyncio.sleep(_RETRY_S)
     way_out = f"Read agent.log in its state folder there ({host.state or '~/' + _STATE})."
     raise InputError(f"the agent does not answer within {_START_S:g} s", where=where, way_out=way_out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from carpool.backends.executors import ExecutorPort
 from carpool.backends.fleet import Member
 from carpool.backends.job_transfer import CodeArchives, JobTransfer
 from carpool.backends.remote_member import RemoteMember
-from carpool.core.errors import InputError
+from carpool.core.errors import CarpoolError, InputError
 from carpool.core.messages import Order
 from carpool.core.model import JobId
 from carpool.jobs.hosts_file import Host, HostsFile
@@ -60,6 +60,7 @@ class RemoteAccess:
         self._settings = settings
         self._there = there  # state folder of the agent
         self._has_started = False
+        self._ready: RemoteMember | None = None  # started while the loop went on
 
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> RemoteMember | None:
         """Claim the executor that an earlier daemon left running there."""
@@ -77,16 +78,34 @@ class RemoteAccess:
                 await asyncio.sleep(_RETRY_S)
 
     async def start(self, claims: ClaimSource) -> ExecutorPort:
-        """Start a fresh executor there; it replaces one that runs."""
+        """Start a fresh executor there, which replaces one that runs.
+
+        While the loop runs it does not wait for that: the member counts as away until its executor is ready.
+        """
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            return ready
+        if self._has_started:
+            raise Unreachable("its executor is started again", AbsentMember(lambda: self._restart(claims)))
         try:
             return await self._member(claims, fresh=True)
         except InputError as error:
-            if not self._has_started and not claims.is_known:
+            if not claims.is_known:
                 raise
-            raise Unreachable(str(error), AbsentMember(self._host)) from None
+            raise Unreachable(str(error), AbsentMember(lambda: self._restart(claims))) from None
+
+    async def _restart(self, claims: ClaimSource) -> None:
+        """Start a fresh executor as soon as the host can be reached."""
+        while self._ready is None:
+            try:
+                self._ready = await self._member(claims, fresh=True)
+            except (CarpoolError, OSError):
+                await asyncio.sleep(_RETRY_S)
 
     def close(self) -> None:
-        """The agent and what it has started stay."""
+        """Disconnect; the agent and what it has started stay."""
+        if self._ready is not None:
+            self._ready.close()
 
     async def _member(self, claims: ClaimSource, *, fresh: bool) -> RemoteMember:
         client = await self._claim(claims, fresh=fresh)
@@ -133,13 +152,14 @@ class RemoteAccess:
 
 
 class AbsentMember:
-    """Stands for a member that is lost, until it can be reached again."""
+    """Stands for a member that is lost, until its next executor is ready."""
 
     life = 0
     heard = 0
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, restart: Callable[[], Awaitable[None]]) -> None:
+        self._restart = restart
+        self._stopped = asyncio.Event()
 
     def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
         """It holds no jobs."""
@@ -160,20 +180,20 @@ class AbsentMember:
         """It holds no jobs."""
 
     async def receive(self) -> Report:
-        """Return when the agent answers again: the loop then asks for a new executor."""
-        while True:
-            try:
-                await agent_facts(self._host)
-            except InputError:
-                await asyncio.sleep(_RETRY_S)
-            else:
-                return Gone("it can be reached again")
+        """Return when an executor is ready, which the loop then asks for, or when the loop ends."""
+        restarting, stopping = asyncio.ensure_future(self._restart()), asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait({restarting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            restarting.cancel()
+            stopping.cancel()
+        return Gone("it is away" if self._stopped.is_set() else "the next executor is ready")
 
     async def stop(self, *, checkpoint: bool) -> None:
-        """Nothing runs."""
+        self._stopped.set()
 
     async def leave(self) -> None:
-        """Nothing runs."""
+        self._stopped.set()
 
 
 async def agent_facts(host: Host) -> AgentFacts:
