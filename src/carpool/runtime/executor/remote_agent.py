@@ -177,12 +177,14 @@ class Agent:
 
     async def _guard(self, heard: Heard, lease_s: float) -> None:
         """Kill an executor that sends no heartbeat for a lease: its workers would go on without it."""
+        watched = self._socket.executor_pid
         if not lease_s:
             await asyncio.Event().wait()
         while (silent_s := time.monotonic() - heard.at) < lease_s:  # noqa: ASYNC110 - it waits for silence
             await asyncio.sleep(lease_s - silent_s)
-        log_event(_log, "executor_killed", level=logging.WARNING, silent_s=round(silent_s, 1))
-        await self._socket.kill_executor()
+        if watched is not None and self._socket.executor_pid == watched:  # not one that has replaced it
+            log_event(_log, "executor_killed", level=logging.WARNING, pid=watched, silent_s=round(silent_s, 1))
+            await self._socket.kill_executor()
 
     async def close(self) -> None:
         """Stop the executor with checkpoints and cut all connections."""
