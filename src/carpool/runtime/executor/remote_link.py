@@ -20,7 +20,7 @@ from carpool.jobs.hosts_file import Host
 from carpool.jobs.nvml import Nvml
 from carpool.runtime.executor import remote_protocol as protocol
 from carpool.runtime.executor.client_protocol import devices_from_json
-from carpool.runtime.executor.remote_protocol import RemoteRefused, Versions
+from carpool.runtime.executor.remote_protocol import HandshakeBroken, RemoteRefused, Versions
 
 _CONNECT_S = 10.0
 _MAX_LINE_BYTES = 1 << 26
@@ -65,6 +65,10 @@ async def connect(host: Host, purpose: str, **hello: object) -> Connection:
         raise HostUnreachable(f"cannot be reached: {str(error) or 'timeout'}", where=where, way_out=way_out) from None
     try:
         return Connection(reader, writer, await _shake_hands(reader, writer, host, {"purpose": purpose, **hello}))
+    except (HandshakeBroken, ConnectionError) as error:
+        writer.close()
+        way_out = "Check that this is the port of a carpool agent, with or without TLS as tls says."
+        raise HostUnreachable(str(error), where=where, way_out=way_out) from None
     except RemoteRefused as error:
         writer.close()
         way_out = "Check that token_file is the same on both machines and that this is the agent's port."

@@ -33,6 +33,10 @@ class RemoteRefused(CarpoolError):
     """The other machine refused a connection or a request."""
 
 
+class HandshakeBroken(RemoteRefused):
+    """The connection ended or fell silent during the handshake; it may be tried again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Versions:
     """What has to be equal on all machines of a fleet."""
@@ -108,9 +112,9 @@ async def greeting(reader: asyncio.StreamReader) -> dict[str, Any]:
     try:
         found = await asyncio.wait_for(receive(reader, _MAX_GREETING_BYTES), HANDSHAKE_S)
     except TimeoutError:
-        raise RemoteRefused(f"no answer within {HANDSHAKE_S:g} s") from None
+        raise HandshakeBroken(f"no answer within {HANDSHAKE_S:g} s") from None
     if found is None:
-        raise RemoteRefused("the connection was closed during the handshake")
+        raise HandshakeBroken("the connection was closed during the handshake")
     if "refused" in found[0]:
         raise RemoteRefused(str(found[0]["refused"]))
     return found[0]
