@@ -148,8 +148,8 @@ def run(
         _echo(note)
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
-    options = executor_options(lanes, warm, reducer, cap, environment)
-    start = partial(start_executor, options=options)
+    start = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, environment=environment)
+    options = executor_options(lanes, warm, reducer, cap, environment) if members else None
     if check and not given.resume:
         start = partial(start_checked, start=start, jobs=given.jobs)
     chosen = policy or given.policy or default_policy()
@@ -288,12 +288,20 @@ def check_reducer(reducer: str, jobs: Sequence[ListedJob]) -> None:
 
 
 async def start_executor(
-    devices: Sequence[LocalDevice], state: Path, *, options: ExecutorOptions | None = None
+    devices: Sequence[LocalDevice],
+    state: Path,
+    *,
+    lanes: str = "auto",
+    warm: int = 0,
+    reducer: str = "shared",
+    memory_cap: int = 0,
+    environment: Mapping[str, str] | None = None,
 ) -> ExecutorPort:
     """Start the executor process of this machine."""
     from carpool.runtime.executor.client import ExecutorClient
 
-    return await ExecutorClient.start(devices, state, options=options or executor_options())
+    options = executor_options(lanes, warm, reducer, memory_cap, environment)
+    return await ExecutorClient.start(devices, state, options=options)
 
 
 def executor_options(

@@ -26,8 +26,8 @@ from carpool.runtime.executor.reports import Gone, Report
 from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
 
 _SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connection is renewed
-_MARGIN_S = 1.0  # beyond the lease, before a member counts as lost: for the tick that stops its jobs at a step
-_MARGIN_SHARE = 0.1
+_MARGIN_S = 2.0  # beyond the lease, before a member counts as lost: for the tick that stops its jobs at a step
+_MARGIN_SHARE = 0.25
 _RETRY_S = 1.0
 
 
