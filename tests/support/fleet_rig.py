@@ -98,6 +98,11 @@ class Link:
     def cut(self) -> None:
         self._whole.clear()
 
+    def drop(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+
     def heal(self) -> None:
         self._whole.set()
 
@@ -116,12 +121,14 @@ class Link:
                 self._tasks.add(task)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while chunk := await reader.read(1 << 16):
-                await self._whole.wait()
-                writer.write(chunk)
-                await writer.drain()
-        writer.close()
+        try:
+            with suppress(ConnectionError):
+                while chunk := await reader.read(1 << 16):
+                    await self._whole.wait()
+                    writer.write(chunk)
+                    await writer.drain()
+        finally:
+            writer.close()
 
 
 def hosts_of(*agents: AgentProcess, lease_s: float = 30.0, ports: dict[str, int] | None = None) -> HostsFile:

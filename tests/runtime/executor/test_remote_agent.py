@@ -140,6 +140,21 @@ def test_what_is_no_agent_is_unreachable_and_garbage_ends_no_agent(tmp_path: Pat
     asyncio.run(main())
 
 
+def test_a_request_over_a_silent_link_ends(tmp_path: Path) -> None:
+    class Silent(Agent):
+        async def _serve_files(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+
+    async def main() -> None:
+        agent = make_agent(tmp_path, tls=False, kind=Silent)
+        async with listening(agent.on_connection, None) as host:
+            with pytest.raises(TimeoutError):
+                await RemoteFiles(host, timeout_s=0.05).missing_paths(["/"])
+            await agent.close()
+
+    asyncio.run(main())
+
+
 def test_versions_are_compared_one_by_one() -> None:
     ours = protocol.own_versions()
     assert ours.differences(ours) == []

@@ -23,6 +23,7 @@ from carpool.runtime.executor.client_protocol import devices_from_json
 from carpool.runtime.executor.remote_protocol import HandshakeBroken, RemoteRefused, Versions
 
 _CONNECT_S = 10.0
+_REQUEST_S = 30.0  # for at most one chunk
 _MAX_LINE_BYTES = 1 << 26
 
 
@@ -138,8 +139,9 @@ LINK_ERRORS = (HostUnreachable, ConnectionError, TimeoutError, ssl.SSLError)  # 
 class RemoteFiles:
     """Files of the jobs on another machine, over a connection of its own; one request at a time."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, timeout_s: float = _REQUEST_S) -> None:
         self._host = host
+        self._timeout_s = timeout_s  # of one request: a link that was cut silently answers none
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
 
@@ -150,8 +152,9 @@ class RemoteFiles:
                 self._connection = await connect(self._host, "files")
             reader, writer, _ = self._connection
             try:
-                await protocol.send(writer, value, payload)
-                answer = await protocol.receive(reader)
+                async with asyncio.timeout(self._timeout_s):
+                    await protocol.send(writer, value, payload)
+                    answer = await protocol.receive(reader)
             except BaseException:
                 self.close()
                 raise

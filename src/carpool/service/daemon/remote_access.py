@@ -29,6 +29,7 @@ _SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connecti
 _MARGIN_S = 2.0  # beyond the lease, before a member counts as lost: for the tick that stops its jobs at a step
 _MARGIN_SHARE = 0.25
 _RETRY_S = 1.0
+_MIN_REQUEST_S = 5.0  # for a request for files
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,9 @@ class RemoteAccess:
             return await self._reclaim(claims, before, stored)
 
         settings = self._settings
-        transfer = JobTransfer(settings.state, RemoteFiles(self._host), settings.codes)
+        transfer = JobTransfer(
+            settings.state, RemoteFiles(self._host, max(_MIN_REQUEST_S, settings.lease_s)), settings.codes
+        )
         return RemoteMember(self._host.name, client, reclaim, transfer, settings.grace_s)
 
     async def _claim(
