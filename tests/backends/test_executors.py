@@ -4,9 +4,9 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 
-from carpool.backends.executors import ExecutorGroup, Introduction, OrderRouter
+from carpool.backends.executors import ExecutorGroup
 from carpool.core.journal import Header
-from carpool.core.messages import Assign, AssignApplied, Fact, NodeJoined, NodeLost, Release
+from carpool.core.messages import Assign, Fact, NodeJoined, NodeLost
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, NodeId, Phase
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
@@ -24,38 +24,6 @@ PROGRAM = Program(entry="train.py:main")
 
 def owner(device: DeviceId) -> str:
     return f"n{device}"
-
-
-def test_an_assign_goes_to_the_owner_and_releases_the_executor_before() -> None:
-    router = OrderRouter(("n0", "n1"), owner)
-    first, second = Assign(A, Allocation.of(0), 1), Assign(A, Allocation.of(1), 2)
-    assert router.route(first) == {"n0": first}
-    assert router.route(second) == {"n0": Release(A, 2), "n1": second}
-    assert router.route(Release(A, 3)) == {"n1": Release(A, 3)}
-
-
-def test_an_assign_over_two_nodes_goes_to_both() -> None:
-    router = OrderRouter(("n0", "n1"), owner)
-    both = Assign(A, Allocation.of(0, 1), 1)
-    assert router.route(both) == {"n0": both, "n1": both}
-    assert router.route(Release(A, 2)) == dict.fromkeys(("n0", "n1"), Release(A, 2))
-
-
-def test_a_release_of_what_no_executor_was_assigned_goes_to_all() -> None:
-    assert OrderRouter(("n0", "n1"), owner).route(Release(A, 1)) == dict.fromkeys(("n0", "n1"), Release(A, 1))
-
-
-def test_facts_of_an_executor_that_a_job_has_left_are_dropped() -> None:
-    machines = {name: FakeExecutor({"a": 5}) for name in ("n0", "n1")}
-    group = ExecutorGroup(machines, owner)
-    group.carry([Assign(A, Allocation.of(0), 1)], {A: Introduction(PROGRAM, resume=False)})
-    group.carry([Assign(A, Allocation.of(1), 2)], {A: Introduction(PROGRAM, resume=True)})
-    facts: list[Fact] = [AssignApplied(A, 2, 0.0), NodeJoined("n9")]
-    assert group.current("n0", facts) == (NodeJoined("n9"),)
-    assert group.current("n1", facts) == tuple(facts)
-    assert (machines["n0"].introduced, machines["n1"].introduced) == ({"a": False}, {"a": True})
-    group.forget(A)
-    assert machines["n0"].forgotten == machines["n1"].forgotten == [A]
 
 
 def test_an_order_for_a_job_without_a_program_is_dropped() -> None:

@@ -82,6 +82,29 @@ def test_reasons_hide_the_names_of_jobs_of_other_users(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_only_an_admin_drains_a_node_which_then_gets_no_job(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_service(tmp_path, a=1000) as rig:
+            service = rig.service
+            (node,) = service.nodes(ADMIN)
+            with pytest.raises(Forbidden):
+                await service.drain(ADA, node.name)
+            with pytest.raises(NotFound, match=node.name):
+                await service.drain(ADMIN, "no-such-node")
+            with pytest.raises(Conflict):
+                await service.undrain(ADMIN, node.name)
+            await service.submit(ADA, [listed("a")])
+            await service.drain(ADMIN, node.name)
+            (drained,) = service.nodes(ADMIN)
+            assert (drained.is_drained, drained.is_lost, drained.held) == (True, False, 0)
+            assert service.job(ADA, "a").phase is Phase.WAITING
+            await service.undrain(ADMIN, node.name)
+            assert not service.nodes(ADMIN)[0].is_drained
+            assert service.job(ADA, "a").phase is Phase.RUNNING
+
+    asyncio.run(scenario())
+
+
 def test_only_the_owner_and_an_admin_change_a_job(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_service(tmp_path, a=1000) as rig:

@@ -19,7 +19,7 @@ from carpool.core.messages import (
 )
 from carpool.core.model import JobId
 from carpool.jobs.program import Program
-from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report, Sized
+from carpool.runtime.executor.reports import Facts, Gone, HandedOver, Outcome, Report, Sized
 
 
 class FakeExecutor:
@@ -46,6 +46,7 @@ class FakeExecutor:
         self.heard = 0  # number of the last report received
         self.acknowledged = 0
         self.forgotten: list[JobId] = []
+        self.handed_over: list[JobId] = []
         self.proceeds = 0  # number of calls
         self.is_left = False
         self._steps = steps
@@ -107,6 +108,14 @@ class FakeExecutor:
     def forget(self, job: JobId) -> None:
         """A job is over."""
         self.forgotten.append(job)
+
+    def hand_over(self, job: JobId) -> None:
+        """Stop a job, keep its steps on disk, and drop it."""
+        self._settle(job)
+        self._running.pop(job, None)
+        self.introduced.pop(job, None)
+        self.handed_over.append(job)
+        self.say(HandedOver(job, int(self.kept.get(job, 0.0))))
 
     def acknowledge(self, number: int) -> None:
         """Reports up to a number are kept."""

@@ -36,6 +36,10 @@ class SharedExecutor:
         """As it is."""
         self._link.forget(job)
 
+    def hand_over(self, job: JobId) -> None:
+        """As it is."""
+        self._link.hand_over(job)
+
     def acknowledge(self, number: int) -> None:
         """As it is."""
         self._link.acknowledge(number)

@@ -145,6 +145,9 @@ class SimulatedExecutor:
     def forget(self, job: JobId) -> None:
         """Nothing is remembered of those who are over."""
 
+    def hand_over(self, job: JobId) -> None:
+        """There is no other executor."""
+
     async def leave(self) -> None:
         """Nobody will claim it."""
 

@@ -1,20 +1,20 @@
-"""Executors of a live scheduler: executor and clock ports, and a group that routes orders by device."""
+"""Executors of a live scheduler: executor and clock ports, and a group that sends orders to the right executor."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from carpool.backends.fleet import LOCAL, OrderRouter, Owner
 from carpool.core.errors import CarpoolError
-from carpool.core.messages import Assign, Fact, Order, Release
-from carpool.core.model import DeviceId, JobId
-from carpool.jobs.devices import NODE_NAME
+from carpool.core.messages import Assign, Fact, Order
+from carpool.core.model import JobId
 from carpool.jobs.program import Program
 from carpool.runtime.executor.reports import Report
 
-LOCAL = NODE_NAME  # the executor of this machine
+__all__ = ["LOCAL", "ExecutorGone", "ExecutorGroup", "ExecutorPort", "Introduction", "WaitableClock", "WallClock"]
 
 
 class ExecutorGone(CarpoolError):
@@ -39,6 +39,9 @@ class ExecutorPort(Protocol):
 
     def forget(self, job: JobId) -> None:
         """Drop a job that is over."""
+
+    def hand_over(self, job: JobId) -> None:
+        """Stop a job with its state on disk and drop it; `HandedOver` follows."""
 
     def acknowledge(self, number: int) -> None:
         """Confirm that all reports up to this one are stored."""
@@ -79,44 +82,11 @@ class WallClock:
         await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
-Owner = Callable[[DeviceId], str]  # the name of the executor that owns a device
-
-
 class Introduction(NamedTuple):
     """What an executor gets before a job's first order."""
 
     program: Program
     resume: bool
-
-
-class OrderRouter:
-    """Decides which executors get an order.
-
-    An `Assign` goes to the executors that own its devices, and as a `Release` to those that ran the job before. A
-    `Release` goes to the executors that run the job; with none of them, to every executor.
-    """
-
-    def __init__(self, names: Collection[str], owner: Owner) -> None:
-        self._names = tuple(names)
-        self._owner = owner
-        self._runners: dict[JobId, frozenset[str]] = {}  # executors of the newest Assign
-
-    def route(self, order: Order) -> dict[str, Order]:
-        before = self._runners.get(order.job, frozenset())
-        if isinstance(order, Assign):
-            now = frozenset(self._owner(device) for device in order.allocation.devices())
-            self._runners[order.job] = now
-            released: dict[str, Order] = {name: Release(order.job, order.generation) for name in before - now}
-            return released | dict.fromkeys(sorted(now), order)
-        return dict.fromkeys(sorted(before) or self._names, order)
-
-    def is_stale(self, name: str, fact: Fact) -> bool:
-        """Whether a fact is about a job that another executor runs by now."""
-        runners = self._runners.get(getattr(fact, "job", JobId("")))
-        return runners is not None and name not in runners
-
-    def forget(self, job: JobId) -> None:
-        self._runners.pop(job, None)
 
 
 class ExecutorGroup:
@@ -126,6 +96,7 @@ class ExecutorGroup:
         self._ports = dict(executors)
         self._router = OrderRouter(tuple(executors), owner)
         self._known: dict[str, set[JobId]] = {name: set() for name in executors}
+        self._programs: dict[JobId, Program] = {}  # of jobs that are handed over
 
     def __iter__(self) -> Iterator[tuple[str, ExecutorPort]]:
         return iter(self._ports.items())
@@ -133,14 +104,24 @@ class ExecutorGroup:
     def __getitem__(self, name: str) -> ExecutorPort:
         return self._ports[name]
 
-    def replace(self, name: str, port: ExecutorPort, known: Collection[JobId] = ()) -> None:
-        """Use another executor process under a name; `known` are the jobs that it has."""
+    def replace(self, name: str, port: ExecutorPort) -> None:
+        """Use another executor process, which knows no job yet, under a name; what the old one held is lost."""
         self._ports[name] = port
-        self._known[name] = set(known)
+        self._known[name] = set()
+        self._router.add(name)
+        for order in self._router.on_lost(name):
+            self._send_waiting(order)
+
+    def adopt(self, name: str, held: Iterable[JobId]) -> None:
+        """Take note of the jobs that an executor holds already."""
+        for job in held:
+            self._known[name].add(job)
+            self._router.adopt(job, [name])
 
     def introduce(self, job: JobId, what: Introduction) -> None:
-        for name in self._ports:
-            self._introduce(name, job, what)
+        """Introduce a job before its first order; among several executors the order decides which one learns of it."""
+        if len(self._ports) == 1:
+            self._introduce(next(iter(self._ports)), job, what)
 
     def _introduce(self, name: str, job: JobId, what: Introduction) -> None:
         if job not in self._known[name]:
@@ -151,19 +132,36 @@ class ExecutorGroup:
         """Send each order to its executors; an order for a job without a program is dropped."""
         routed: dict[str, list[Order]] = {}
         for order in orders:
-            for name, own in self._router.route(order).items():
-                if order.job in introductions:
+            now = self._router.route(order)
+            for name in now.hand_over:
+                self._ports[name].hand_over(order.job)
+            if order.job in introductions:
+                self._programs[order.job] = introductions[order.job].program
+            for name, own in now.orders.items():
+                if order.job in introductions and (isinstance(own, Assign) or len(self._ports) == 1):
                     self._introduce(name, order.job, introductions[order.job])
                 if order.job in self._known[name]:
                     routed.setdefault(name, []).append(own)
         for name, own_orders in routed.items():
             self._ports[name].carry(own_orders)
 
+    def handed_over(self, name: str, job: JobId) -> None:
+        """An executor has written a job's state to disk and dropped the job: the next one may continue it."""
+        self._known[name].discard(job)
+        order = self._router.on_handed_over(name, job)
+        if order is not None:
+            self._send_waiting(order)
+
+    def _send_waiting(self, order: Assign) -> None:
+        if order.job in self._programs:
+            self.carry([order], {order.job: Introduction(self._programs[order.job], resume=True)})
+
     def current(self, name: str, facts: Sequence[Fact]) -> tuple[Fact, ...]:
         return tuple(fact for fact in facts if not self._router.is_stale(name, fact))
 
     def forget(self, job: JobId) -> None:
         self._router.forget(job)
+        self._programs.pop(job, None)
         for name, known in self._known.items():
             if job in known:
                 known.discard(job)

@@ -62,6 +62,10 @@ class OutOfHostResources(Overbooked):
         super().__init__(problem)
 
 
+class SpansNodes(OutOfHostResources):
+    """An allocation on more nodes than one job may use."""
+
+
 class InvalidTransition(CarpoolError):
     """A transition that a job's phase does not allow; carries the job's history."""
 

@@ -293,6 +293,7 @@ def header_to_json(header: Header) -> dict[str, Any]:
         "seed": header.seed,
         "cluster": groups,
         "links": [[*link.ends, link.bytes_per_s, link.latency_s] for link in header.cluster.links],
+        **({"max_nodes": header.cluster.max_nodes} if header.cluster.max_nodes else {}),
     }
 
 
@@ -309,4 +310,5 @@ def header_from_json(value: dict[str, Any]) -> Header:
             name = group["name"] if copy == 0 else f"n{len(nodes)}"
             nodes.append(Node(NodeId(len(nodes)), name, tuple(banks), HostResources(*group.get("supplies", ()))))
     links = tuple(Link((a, b), speed, latency) for a, b, speed, latency in value.get("links", ()))
-    return Header(value["version"], value["policy"], Cluster(tuple(nodes), links), value.get("seed", 0))
+    cluster = Cluster(tuple(nodes), links, value.get("max_nodes", 0))
+    return Header(value["version"], value["policy"], cluster, value.get("seed", 0))

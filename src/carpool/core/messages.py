@@ -183,6 +183,16 @@ class NodeLost(Fact):
     rank: ClassVar[int] = _FREES
 
 
+@dataclass(frozen=True, slots=True)
+class NodeDrained(NodeLost):
+    """An operator took a node out: its jobs are released, and it gets no others until it is undrained."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUndrained(NodeJoined):
+    """An operator put a drained node back, under its name."""
+
+
 class ForeignProcess(NamedTuple):
     """A process on one of our devices that carpool did not start."""
 
@@ -228,7 +238,7 @@ def in_folding_order(facts: Sequence[Fact]) -> list[Fact]:
     return [fact for _, fact in sorted(ranked, key=itemgetter(0))]
 
 
-_REVERSALS = frozenset({JobCancelled, JobPaused, NodeLost})
+_REVERSALS = frozenset({JobCancelled, JobPaused, NodeLost, NodeDrained})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ from carpool.core.messages import (
     JobPaused,
     JobSubmitted,
     LimitsChanged,
+    NodeDrained,
     NodeJoined,
     NodeLost,
+    NodeUndrained,
     Record,
     WeightChanged,
 )
@@ -119,6 +121,8 @@ class Metrics:
             JobCrashed: self._on_taken_off,
             NodeJoined: self._on_node_joined,
             NodeLost: self._on_node_lost,
+            NodeDrained: self._on_node_lost,
+            NodeUndrained: lambda at, fact: None,
             WeightChanged: self._on_weight_changed,
             LimitsChanged: self._on_limits_changed,
         }

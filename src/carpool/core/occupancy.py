@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
-from carpool.core.errors import OutOfHostResources, Overbooked
+from carpool.core.errors import OutOfHostResources, Overbooked, SpansNodes
 from carpool.core.host_resources import NO_USAGE, most_devices, resource_shortage
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
 from carpool.core.topology import Bank, Cluster, Node
@@ -25,6 +25,8 @@ def refuse_overbooking(
         raise Overbooked(f"job {spec.id!r} accepts {spec.narrowest} to {spec.widest} devices, not {count}")
     if len(pieces) > 1:
         _refuse_twice(spec, pieces)
+        if there.cluster.max_nodes and max_virtual < inf:  # infinite: it was allowed when recorded
+            _refuse_span(there, spec, pieces)
     for node, bank, run, bits, share in pieces:
         if not 0.0 < share.fraction <= 1.0:
             raise Overbooked(f"job {spec.id!r}: a fraction of {share.fraction} is not in (0, 1]")
@@ -44,6 +46,14 @@ def _refuse_twice(spec: JobSpec, pieces: Sequence[Piece]) -> None:
         if seen.get(node.id, 0) & bits:
             raise Overbooked(f"job {spec.id!r} would hold devices {run.start} to {run.stop - 1} twice")
         seen[node.id] = seen.get(node.id, 0) | bits
+
+
+def _refuse_span(there: Occupancy, spec: JobSpec, pieces: Sequence[Piece]) -> None:
+    names = list(dict.fromkeys(piece[0].name for piece in pieces))
+    most = there.cluster.max_nodes
+    if len(names) > most:
+        limit = "one node" if most == 1 else f"at most {most} nodes"
+        raise SpansNodes(f"job {spec.id!r} would run on {', '.join(names)}; a job runs on {limit}", spec.id)
 
 
 def _refuse_foreign(there: Occupancy, spec: JobSpec, run: range) -> None:

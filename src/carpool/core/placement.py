@@ -67,9 +67,25 @@ def place(free: Occupancy, kinds: Sequence[Kind], count: int, rule: PlacementRul
     for kind in kinds:
         if kind in free.free_devices:
             runs = rule(free, kind, count)
+            if runs is not None and free.cluster.max_nodes:
+                runs = _within_nodes(free, kind, count, runs)
             if runs is not None:
                 return runs
     return None
+
+
+def _within_nodes(free: Occupancy, kind: Kind, count: int, runs: Runs) -> Runs | None:
+    """The runs, or others on as many nodes as a job may use; None if there are none."""
+    most = free.cluster.max_nodes
+    if _num_nodes(free, runs) <= most:
+        return runs
+    fewest = emptiest(free, kind, count)
+    return fewest if fewest is not None and _num_nodes(free, fewest) <= most else None
+
+
+def _num_nodes(free: Occupancy, runs: Runs) -> int:
+    spans = [(free.cluster.node_of(run.start).id, free.cluster.node_of(run.stop - 1).id) for run in runs]
+    return len({node for first, last in spans for node in range(first, last + 1)})
 
 
 def fullest_fitting(free: Occupancy, kind: Kind, count: int, without: int = 0) -> Node | None:

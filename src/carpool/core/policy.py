@@ -21,8 +21,10 @@ from carpool.core.messages import (
     JobResumed,
     JobSubmitted,
     LimitsChanged,
+    NodeDrained,
     NodeJoined,
     NodeLost,
+    NodeUndrained,
     OutsidersSeen,
     PolicyChanged,
     ResumabilityChanged,
@@ -35,6 +37,7 @@ from carpool.core.topology import Cluster, Neighbour, Placement
 
 ARRIVALS_AND_ENDINGS: frozenset[type[Fact]] = frozenset(
     {JobSubmitted, JobResumed, JobFinished, JobFailed, JobCrashed, JobCancelled, JobPaused, NodeJoined, NodeLost}
+    | {NodeDrained, NodeUndrained}
     | {WeightChanged, LimitsChanged, ResumabilityChanged, PolicyChanged, OutsidersSeen}
 )
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from carpool.core.constraints.pinned_jobs import plan_without_preempting
 from carpool.core.constraints.policy_handover import POLICY_EXCEPTIONS, describe_policy_failure, jobs_to_release
 from carpool.core.constraints.priorities import PriorityPlanner, describe_urgency
-from carpool.core.constraints.resource_limits import describe_foreign_use, describe_shortage, plan_within_resources
+from carpool.core.constraints.resource_limits import (
+    describe_foreign_use,
+    describe_scatter,
+    describe_shortage,
+    plan_within_resources,
+)
 from carpool.core.constraints.validation import validate_answer
 from carpool.core.errors import CarpoolError, InputError, Overbooked
 from carpool.core.estimates import DeclaredEstimator, Estimator
@@ -29,7 +34,7 @@ from carpool.core.messages import (
     WeightChanged,
     in_folding_order,
 )
-from carpool.core.model import DeviceId, Job, JobId, Phase
+from carpool.core.model import DeviceId, Job, JobId, NodeId, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Cadence, Plan, PlanTimer, Policy, Snapshot, placement_of
 from carpool.core.state.cluster_state import ClusterState
@@ -119,6 +124,11 @@ class Scheduler:
         return len(self._state.running_jobs)
 
     @property
+    def drained(self) -> Collection[NodeId]:
+        """Nodes that an operator took out."""
+        return self._state.drained
+
+    @property
     def outsiders(self) -> Mapping[DeviceId, OutsidersSeen]:
         return self._state.outsiders
 
@@ -148,7 +158,7 @@ class Scheduler:
                 raise
             reason = f"no explanation ({describe_policy_failure(self.policy, error)})"
         words = [str(reason), describe_urgency(view, job), describe_shortage(view, job)]
-        words.append(describe_foreign_use(view, job, self.outsiders))
+        words += [describe_scatter(view, job), describe_foreign_use(view, job, self.outsiders)]
         return "; ".join(filter(None, words))
 
     def check(self) -> None:

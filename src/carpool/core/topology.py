@@ -101,6 +101,7 @@ class Cluster:
 
     nodes: tuple[Node, ...]
     links: tuple[Link, ...] = ()
+    max_nodes: int = 0  # that one job may run on; 0: any number
     capacity: dict[Kind, int] = field(init=False, compare=False, repr=False)  # devices of each kind
     node_size: dict[Kind, int] = field(init=False, compare=False, repr=False)  # most devices of each kind in one node
     least_memory: dict[Kind, int] = field(init=False, compare=False, repr=False)  # of a device of each kind; 0: unknown
@@ -213,9 +214,9 @@ class Cluster:
             built.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
             first += size
         node = Node(NodeId(len(self.nodes)), name, tuple(built), resources)
-        return Cluster((*self.nodes, node), self.links)
+        return Cluster((*self.nodes, node), self.links, self.max_nodes)
 
     def with_resources(self, node: NodeId, resources: HostResources) -> Cluster:
         nodes = list(self.nodes)
         nodes[node] = replace(nodes[node], resources=resources)
-        return Cluster(tuple(nodes), self.links)
+        return Cluster(tuple(nodes), self.links, self.max_nodes)

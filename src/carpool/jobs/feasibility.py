@@ -21,11 +21,12 @@ def check_fit(jobs: Sequence[ListedJob], cluster: Cluster) -> list[str]:
         if unknown is not None:
             raise UnknownName("device type", unknown, cluster.capacity, where=f"job {spec.id!r}: kinds")
         of_each = [count for kind, count in cluster.capacity.items() if not spec.kinds or kind in spec.kinds]
-        there = sum(of_each)
+        there = _most_together(spec, cluster) if cluster.max_nodes else sum(of_each)
         if spec.narrowest > there:
             of_kind = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
+            on_one = " on one node, and a job runs on one node" if cluster.max_nodes == 1 else ""
             raise InputError(
-                f"job {spec.id!r} needs {spec.narrowest} devices{of_kind}; there are {there}",
+                f"job {spec.id!r} needs {spec.narrowest} devices{of_kind}; there are {there}{on_one}",
                 way_out="Lower devices or min_devices, or add devices with --devices.",
             )
         if spec.narrowest > max(of_each):
@@ -49,6 +50,15 @@ def check_fit(jobs: Sequence[ListedJob], cluster: Cluster) -> list[str]:
             )
         _check_supplies(spec, cluster)
     return notes
+
+
+def _most_together(spec: JobSpec, cluster: Cluster) -> int:
+    """Devices that a job may use on the nodes that it may use."""
+    sizes = [
+        sum(len(bank.devices) for bank in node.banks if not spec.kinds or bank.kind in spec.kinds)
+        for node in cluster.nodes
+    ]
+    return sum(sorted(sizes, reverse=True)[: cluster.max_nodes])
 
 
 def _check_supplies(spec: JobSpec, cluster: Cluster) -> None:

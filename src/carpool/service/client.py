@@ -204,6 +204,13 @@ class Client:
     def devices(self) -> list[Json]:
         return self._list("GET", "/v1/devices")
 
+    def drain(self, node: str) -> list[Json]:
+        """Release a node's jobs and schedule none on it until `undrain`; returns all nodes."""
+        return self._list("POST", f"/v1/nodes/{quote(node, safe='')}/drain")
+
+    def undrain(self, node: str) -> list[Json]:
+        return self._list("POST", f"/v1/nodes/{quote(node, safe='')}/undrain")
+
     def nodes(self) -> list[Json]:
         return self._list("GET", "/v1/nodes")
 

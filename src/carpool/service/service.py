@@ -15,8 +15,18 @@ from typing import Any, Literal
 from carpool.backends.job_accounting import JobAccount
 from carpool.core.constraints.priorities import weight_with_priority
 from carpool.core.errors import CarpoolError, InputError
-from carpool.core.messages import Fact, JobCancelled, JobPaused, JobResumed, LimitsChanged, PolicyChanged, WeightChanged
-from carpool.core.model import JobId, JobSpec, Phase
+from carpool.core.messages import (
+    Fact,
+    JobCancelled,
+    JobPaused,
+    JobResumed,
+    LimitsChanged,
+    NodeDrained,
+    NodeUndrained,
+    PolicyChanged,
+    WeightChanged,
+)
+from carpool.core.model import JobId, JobSpec, NodeId, Phase
 from carpool.core.topology import Cluster
 from carpool.jobs.feasibility import check_fit
 from carpool.jobs.job_file import ListedJob
@@ -277,7 +287,28 @@ class SchedulerService:
         return present.device_views(self._model.scheduler, self._model.names, principal.may_see)
 
     def nodes(self, principal: Principal) -> list[NodeView]:
-        return present.node_views(self._model.scheduler.snapshot().occupancy, self.devices(principal))
+        scheduler = self._model.scheduler
+        return present.node_views(scheduler.snapshot().occupancy, scheduler.drained, self.devices(principal))
+
+    async def drain(self, principal: Principal, node: str) -> None:
+        """Release all jobs of a node and give it no others until it is undrained."""
+        principal.check_is_admin()
+        await self._model.loop.apply(NodeDrained(self._node(node)))
+
+    async def undrain(self, principal: Principal, node: str) -> None:
+        """Use a drained node again."""
+        principal.check_is_admin()
+        number = self._node(node)
+        if number not in self._model.scheduler.drained:
+            raise Conflict(f"node {node!r} is not drained")
+        await self._model.loop.apply(NodeUndrained(node))
+
+    def _node(self, name: str) -> NodeId:
+        nodes = self.cluster.nodes
+        found = next((node.id for node in nodes if node.name == name), None)
+        if found is None:
+            raise NotFound(f"there is no node {name!r}; nodes: {', '.join(node.name for node in nodes)}")
+        return found
 
     def timeline(self, principal: Principal, since: float, until: float, job: str = "") -> list[SpanView]:
         """Return the allocations between two Unix times, of all jobs or of one."""

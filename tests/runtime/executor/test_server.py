@@ -22,6 +22,7 @@ from carpool.core.messages import (
     Assign,
     AssignApplied,
     Fact,
+    JobCrashed,
     JobFailed,
     JobFinished,
     Probe,
@@ -34,13 +35,14 @@ from carpool.jobs.devices import LocalDevice
 from carpool.jobs.program import Program
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
-from carpool.runtime.executor.reports import Facts, Gone, Outcome, Report, Told
+from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.executor.reports import Facts, Gone, HandedOver, Outcome, Report, Told
 from carpool.runtime.state.digest import digest
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing.reference import plain_loop
 
 T = TypeVar("T")
-F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished, JobFailed)
+F = TypeVar("F", AssignApplied, ReleaseApplied, ProgressReported, JobFinished, JobFailed, JobCrashed)
 TIMEOUT_S = 60.0
 CORES = sorted(os.sched_getaffinity(0))
 SINGLES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(CORES[i % len(CORES)],)) for i in range(4)]
@@ -534,15 +536,35 @@ def test_a_parked_command_that_is_stopped_leaves_nothing(rig: Rig, run: Run[None
     run(go())
 
 
-def test_invalid_orders_fail_their_job(rig: Rig, run: Run[None]) -> None:
+def test_an_order_for_an_unknown_job_fails_it_and_one_for_a_foreign_device_does_not(rig: Rig, run: Run[None]) -> None:
     async def go() -> None:
         rig.assign("stranger", 0)
         assert "unknown job" in (await rig.failed("stranger")).error
         rig.introduce("../lost", args={"epochs": 1})
         rig.assign("../lost", 99)
-        assert "device 99" in (await rig.failed("../lost")).error
+        crash = await rig.until(lambda: next(iter(rig.facts("../lost", JobCrashed)), None))
+        assert "device 99" in crash.error
+        assert not rig.facts("../lost", JobFailed)
         await rig.released("../lost", rig.release("../lost"))
         assert (rig.folder / "state" / "jobs" / "%2E.%2Flost").is_dir()
+
+    run(go())
+
+
+def test_a_job_that_was_handed_over_is_dropped_with_its_state_on_disk(rig: Rig, run: Run[None]) -> None:
+    async def go() -> None:
+        rig.introduce("moved", args={"epochs": 40, "step_s": 0.005})
+        rig.assign("moved", 0)
+        await rig.step("moved", 3)
+        rig.link.hand_over(JobId("moved"))
+        done = await rig.until(lambda: next((r for r in rig.reports if isinstance(r, HandedOver)), None))
+        assert done.job == "moved"
+        assert done.steps >= 3
+        (newest,) = JobFolder(rig.folder / "state", "moved").state_copies()[-1:]
+        assert newest.step == done.steps
+        rig.introduce("moved", args={"epochs": 40, "step_s": 0.005}, resume=True)
+        rig.assign("moved", 1)
+        assert (await rig.finished("moved")).digest == rig.expected(epochs=40)
 
     run(go())
 

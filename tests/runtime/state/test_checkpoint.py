@@ -200,3 +200,12 @@ def test_partial_files_of_dead_processes_are_deleted(tmp_path: Path) -> None:
         draft.write_bytes(b"half")
     Checkpoints(tmp_path).save(4, {"step": 4})
     assert sorted(path.name for path in tmp_path.iterdir()) == [alive.name, "step-000000004.ckpt"]
+
+
+def test_partial_files_of_another_machine_are_kept_for_a_day(tmp_path: Path) -> None:
+    fresh, old = (tmp_path / f".step-00000000{n}.ckpt.0123456789ab-1.part" for n in (1, 2))
+    for draft in (fresh, old):
+        draft.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    Checkpoints(tmp_path).save(4, {"step": 4})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [fresh.name, "step-000000004.ckpt"]

@@ -238,7 +238,7 @@ def test_a_daemon_that_died_while_it_replaced_an_executor_leaves_no_step_counted
         await ExecutorSocket(state / "executor").kill_executor()
         died = DaemonInstance.open(daemon.options)
         try:
-            await (await died._start_executor()).leave()  # it comes so far, and no further
+            await (await died._fleet.start_executor(LOCAL)).leave()  # it comes so far, and no further
         finally:
             died.close()
         async with opened(state) as daemon:
@@ -354,7 +354,7 @@ def test_a_listener_learns_after_a_restart_that_it_missed_events(tmp_path: Path)
     async def life(after: int | None) -> int:
         daemon = DaemonInstance.open(setup)
         try:
-            await daemon._claims().next_durable()
+            await daemon._fleet._claims(LOCAL).next_durable()
             feed = daemon.observers.events.feed
             for _ in range(3 if after is None else 1):
                 feed.add(0.0, "told", "a")

@@ -46,7 +46,7 @@ def held_status(generation: int, *, is_over: bool = False) -> HeldJobStatus:
     return HeldJobStatus(generation, 7, True, is_over)
 
 
-def test_missing_jobs_are_introduced_missed_orders_repeated_and_ended_jobs_forgotten() -> None:
+def test_missed_orders_are_repeated_and_ended_jobs_forgotten() -> None:
     held = Allocation.of(0)
     jobs = {A: job(A, 0, 2, held), B: job(B, 1, 3), C: job(C, 2, 0), D: job(D, 3, 4, held, applied=4)}
     held_jobs = {
@@ -55,20 +55,26 @@ def test_missing_jobs_are_introduced_missed_orders_repeated_and_ended_jobs_forgo
         JobId("gone"): held_status(5),
         JobId("done"): held_status(1, is_over=True),
     }
-    assert reconcile(jobs, held_jobs) == ResyncActions(
-        introduce=(D,),
+    assert reconcile(jobs, {LOCAL: held_jobs}) == ResyncActions(
+        holders={A: LOCAL, B: LOCAL},
         orders=(Assign(A, held, 2), Assign(D, held, 4)),
-        forget=(JobId("done"), JobId("gone")),
+        forget=((LOCAL, JobId("done")), (LOCAL, JobId("gone"))),
     )
+
+
+def test_of_two_executors_the_one_with_the_newest_order_holds_a_job() -> None:
+    jobs = {A: job(A, 0, 3, Allocation.of(0)), B: job(B, 1, 2, Allocation.of(1))}
+    held = {"x": {A: held_status(2), B: held_status(2)}, "y": {A: held_status(3), B: held_status(1)}}
+    assert reconcile(jobs, held) == ResyncActions(holders={A: "y", B: "x"}, orders=(), forget=(("x", A), ("y", B)))
 
 
 def test_a_missed_probe_is_repeated_as_a_probe() -> None:
     probed = job(A, 0, 2, Allocation.of(0))._replace(probe_steps=5)
-    assert reconcile({A: probed}, {A: held_status(1)}).orders == (Assign(A, Allocation.of(0), 2, Probe(5)),)
+    assert reconcile({A: probed}, {LOCAL: {A: held_status(1)}}).orders == (Assign(A, Allocation.of(0), 2, Probe(5)),)
 
 
 def test_a_missed_release_is_repeated() -> None:
-    assert reconcile({A: job(A, 0, 2)}, {A: held_status(1)}).orders == (Release(A, 2),)
+    assert reconcile({A: job(A, 0, 2)}, {LOCAL: {A: held_status(1)}}).orders == (Release(A, 2),)
 
 
 def test_an_executor_with_newer_orders_than_the_journal_is_ahead() -> None:

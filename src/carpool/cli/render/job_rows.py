@@ -8,8 +8,20 @@ from typing import Any
 from carpool.core.units import format_param, format_params, format_ranges
 
 HEADINGS = ("job", "user", "phase", "devices", "step", "loss", "steps/s", "left")
+NODE_HEADINGS = ("node", "devices", "held", "state")
 _MAX_VALUES = 3  # of a parameter of several jobs
 FOREIGN_HEADINGS = ("device", "pid", "user", "program", "memory", "")
+
+
+def node_state(node: Mapping[str, Any]) -> str:
+    """The state of a node in a word or two."""
+    return "drained" if node["is_drained"] else "lost" if node["is_lost"] else "in use" if node["held"] else "idle"
+
+
+def node_row(node: Mapping[str, Any]) -> tuple[str, ...]:
+    """Cells of a node, one for each of NODE_HEADINGS."""
+    devices = ", ".join(f"{count} {kind}" for kind, count in node["kinds"].items())
+    return (node["name"], devices, f"{node['held']:g}", node_state(node))
 
 
 def foreign_row(process: Mapping[str, Any]) -> tuple[str, ...]:

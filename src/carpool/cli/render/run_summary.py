@@ -26,9 +26,14 @@ def as_document(run: BatchRun) -> Json:
         "schema": 1,
         "version": __version__,
         "policy": run.request.policy,
-        "backend": "local",
+        "backend": "hosts" if run.request.members else "local",
         "devices": [
-            {"name": device.name, "kind": device.kind, "cores": list(device.cores), "memory_bytes": device.memory_bytes}
+            {
+                "name": run.names.get(device.id, device.name),
+                "kind": device.kind,
+                "cores": list(device.cores),
+                "memory_bytes": device.memory_bytes,
+            }
             for device in run.devices
         ],
         "makespan_s": finite_or_none(figures.makespan_s),

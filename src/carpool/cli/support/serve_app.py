@@ -80,7 +80,7 @@ async def serve_api(
         origins=tuple(map(origin_of, settings["public"])),
         proxies=tuple(settings["proxies"]),
         limits=limits,
-        planner=WhatIfPlanner(service, daemon.options.devices, lambda: daemon.policy_text, read_profiles),
+        planner=WhatIfPlanner(service, daemon.devices, lambda: daemon.policy_text, read_profiles),
         metrics=meters,
     )
     app = make_app(context)

@@ -7,23 +7,31 @@ from dataclasses import asdict
 import click
 
 from carpool import __version__
+from carpool.cli.support.fleet import engine_options
 from carpool.cli.support.options import json_option, print_json
 
 _EPILOG = """\b
 Examples:
   carpool doctor
   carpool doctor --json
+  carpool doctor --engine hosts --hosts lab.toml
 """
 
 
 @click.command("doctor", epilog=_EPILOG)
+@engine_options
 @json_option
-def doctor(as_json: bool) -> None:
+def doctor(engine: str, hosts_file: str, as_json: bool) -> None:
     """Check what this machine supports: GPUs, CUDA graphs, MPS, NCCL, shared memory and optional packages.
 
     Each check prints yes or no with what was found; a no says how to fix it. Jobs run without most of these, but more
     slowly or on CPU only.
+
+    With --engine hosts it compares Python, torch, carpool and drivers of all machines instead.
     """
+    if engine == "hosts":
+        _compare_hosts(hosts_file, as_json=as_json)
+        return
     from carpool.runtime.doctor import examine
 
     findings = []
@@ -36,3 +44,22 @@ def doctor(as_json: bool) -> None:
             click.echo(f"{'':<19}{finding.way_out}")
     if as_json:
         print_json({"version": __version__, "checks": [asdict(finding) for finding in findings]})
+
+
+def _compare_hosts(hosts_file: str, *, as_json: bool) -> None:
+    """Print one line per host: what it has, or why it cannot be used."""
+    import asyncio
+    from pathlib import Path
+
+    from carpool.core.errors import InputError
+    from carpool.jobs.hosts_file import read_hosts
+    from carpool.service.daemon.remote_access import examine_hosts
+
+    if not hosts_file:
+        raise InputError("--engine hosts needs --hosts FILE", way_out="Name the file of machines.")
+    findings = asyncio.run(examine_hosts(read_hosts(Path(hosts_file))))
+    if as_json:
+        print_json({"version": __version__, "hosts": [asdict(finding) for finding in findings]})
+        return
+    for finding in findings:
+        click.echo(f"{'yes' if finding.is_there else 'no':<4}{finding.name:<15}{finding.found}")

@@ -16,6 +16,7 @@ import click
 
 from carpool import __version__
 from carpool.cli.support.command_line import ProgramCommand, given_program, job_options
+from carpool.cli.support.fleet import engine_options, find_members
 from carpool.cli.support.options import guard_stdout, log_options, sweep_option
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice
     from carpool.jobs.job_file import ListedJob
-    from carpool.runtime.executor.client import ExecutorClient
+    from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
     from carpool.runtime.process.launch import Launched
     from carpool.service.daemon.batch_run import BatchRun, RunEnd
-    from carpool.service.daemon.executor_access import StartExecutor
+    from carpool.service.daemon.executor_access import FleetMember, StartExecutor
 
 PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that is installed
 _MAX_NAMED = 3  # jobs in a message
@@ -43,6 +44,7 @@ Examples:
   carpool run jobs.toml --sweep lr=0.1,0.01 --sweep width=64,128
   carpool run jobs.toml --resume
   carpool run jobs.toml --devices cuda --memory-cap 40GiB
+  carpool run jobs.toml --engine hosts --hosts lab.toml
 """
 
 
@@ -70,6 +72,7 @@ Examples:
 )
 @click.option("--journal", metavar="FILE", help="Write all events and plans to this file too, as JSON lines.")
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
+@engine_options
 @click.option(
     "--lanes",
     type=click.Choice(["auto", "slice"]),
@@ -117,6 +120,8 @@ def run(
     resume: str | None,
     journal: str | None,
     oversubscribe: bool,
+    engine: str,
+    hosts_file: str,
     lanes: str,
     warm: int,
     reducer: str,
@@ -135,11 +140,13 @@ def run(
     with Ctrl-C: all jobs stop at a step boundary with a checkpoint, and --resume continues from there.
     """
     environment = _configure_logging(log_level, log_format)
-    launched = launch(environment)  # first of all: importing torch takes longer than all that follows
+    is_local = engine == "local"
+    launched = launch(environment) if is_local else None  # first: importing torch takes longer than all that follows
+    from carpool.backends.fleet import fleet_cluster
     from carpool.cli.render.run_summary import as_document, print_summary
     from carpool.cli.support.run_lookup import look_up
     from carpool.core.units import parse_cap
-    from carpool.jobs.devices import as_cluster, foreign_process_note, list_gpus, overlap_note, parse_devices
+    from carpool.jobs.devices import as_cluster
     from carpool.jobs.feasibility import check_fit
     from carpool.jobs.host import host_supplies
     from carpool.jobs.sweep import parse_sweep_options
@@ -149,13 +156,15 @@ def run(
         jobs, resume = resume, ""  # the word behind --resume was the job file
     program = given_program(name, resumable, env, settings, jobs)
     given = look_up(jobs, state, resume, parse_sweep_options(sweep), program)
-    found = parse_devices(devices, oversubscribe=oversubscribe) if devices or given.devices is None else given.devices
-    others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
-    supplies = host_supplies(given.folder.path)
-    for note in filter(None, [others, overlap_note(found), *check_fit(given.jobs, as_cluster(found, supplies))]):
+    members = find_members(engine, hosts_file, given.folder.path, given.jobs, devices=devices)
+    found = () if members else _own_devices(given, devices, oversubscribe=oversubscribe)
+    supplies = UNKNOWN if members else host_supplies(given.folder.path)
+    cluster = fleet_cluster([each.member for each in members]) if members else as_cluster(found, supplies)
+    for note in filter(None, check_fit(given.jobs, cluster)):
         _echo(note)
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
+    options = executor_options(lanes, warm, reducer, cap) if members else None
     start: StartExecutor
     start = client = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, launched=launched)
     if any(program.entry for _, program in given.jobs):
@@ -163,7 +172,7 @@ def run(
     chosen = policy or given.policy or default_policy()
     stdout = sys.stdout if program is not None else None
     with guard_stdout():
-        run = prepare(given, found, chosen, start, journal, supplies)
+        run = prepare(given, found, chosen, start, journal, supplies, members, options)
         try:
             with attribute_errors(chosen, strictly=True):
                 end = watch(run, choose_display(run, as_json=as_json, output=stdout))
@@ -175,6 +184,18 @@ def run(
         with nullcontext() if stdout is None else guard_stdout():  # stdout is the program's
             print_summary(run, end)
     return exit_code(run, end)
+
+
+def _own_devices(given: ChosenRun, devices: str, *, oversubscribe: bool) -> tuple[LocalDevice, ...]:
+    """This machine's devices: those named, else those of the run that is resumed, else all."""
+    from carpool.jobs.devices import foreign_process_note, list_gpus, overlap_note, parse_devices
+
+    is_new = devices or given.devices is None
+    found = parse_devices(devices, oversubscribe=oversubscribe) if is_new else given.devices or ()
+    others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
+    for note in filter(None, [others, overlap_note(found)]):
+        _echo(note)
+    return tuple(found)
 
 
 def _configure_logging(level: str | None, fmt: str | None) -> dict[str, str]:
@@ -214,6 +235,8 @@ def prepare(
     start: StartExecutor,
     journal: str | None = None,
     supplies: HostResources = UNKNOWN,
+    members: tuple[FleetMember, ...] = (),
+    options: ExecutorOptions | None = None,
 ) -> BatchRun:
     """A run that is ready to start, with its folder locked."""
     from carpool.backends.profile_library import ProfileLibrary
@@ -228,6 +251,8 @@ def prepare(
         supplies,
         profiles=ProfileLibrary().beliefs(given.jobs),
         journal=Path(journal) if journal else None,
+        members=members,
+        options=options,
         tell=_echo,
     )
     run = BatchRun.open(request, given.folder, start)
@@ -308,16 +333,23 @@ async def start_executor(
     launched: Launched | None = None,
 ) -> ExecutorClient:
     """Claim the executor process that was launched, or start one, without waiting until it can launch workers."""
-    from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+    from carpool.runtime.executor.client import ExecutorClient
 
-    options = ExecutorOptions(
+    options = executor_options(lanes, warm, reducer, memory_cap)
+    return await ExecutorClient.start(devices, state, options=options, launched=launched, wait=False)
+
+
+def executor_options(lanes: str, warm: int, reducer: str, memory_cap: int) -> ExecutorOptions:
+    """The options of executors that run a fixed list of jobs."""
+    from carpool.runtime.executor.client import ExecutorOptions
+
+    return ExecutorOptions(
         mps=lanes == "auto",
         warm=warm,
         is_closed=True,
         reducer=reducer,
         memory_cap=memory_cap,
     )
-    return await ExecutorClient.start(devices, state, options=options, launched=launched, wait=False)
 
 
 async def start_ready(

@@ -7,12 +7,14 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from carpool import __version__
+from carpool.cli.support.fleet import engine_options, find_members
 from carpool.cli.support.options import log_options
 from carpool.cli.verbs.run import PREFERRED, default_policy
 from carpool.core.errors import InputError
@@ -29,6 +31,7 @@ Examples:
   carpool serve
   carpool serve --devices cuda --policy carpool --state /var/lib/carpool
   carpool serve --host 0.0.0.0 --tls-cert box.pem --tls-key box.key
+  carpool serve --engine hosts --hosts lab.toml
   carpool serve --leave-running     (SIGTERM leaves jobs running for the next daemon: an upgrade stops none)
 """
 
@@ -47,6 +50,7 @@ Examples:
     help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all GPUs, else all cores]",
 )
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
+@engine_options
 @click.option(
     "--lanes",
     type=click.Choice(["auto", "slice"]),
@@ -79,7 +83,7 @@ Examples:
 )
 @click.option("--leave-running", is_flag=True, help="When stopped, leave jobs running for the next daemon.")
 @log_options("warning")
-def serve(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
+def serve(oversubscribe: bool, leave_running: bool, engine: str, hosts_file: str, **flags: Any) -> int:
     """Run the daemon until SIGTERM, Ctrl-C or `carpool stop`.
 
     Requests are answered when they are on disk. If the daemon is killed, its jobs stop at the end of a step with a
@@ -103,10 +107,11 @@ def serve(oversubscribe: bool, leave_running: bool, **flags: Any) -> int:
     # The workers of an executor that a killed daemon left running are not foreign processes.
     executor = ExecutorSocket(settings.state / "executor").executor_pid
     is_ours = belongs_to(executor) if executor is not None else lambda pid: False
-    devices = tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
+    members = find_members(engine, hosts_file, settings.state, devices=flags["devices"] or "")
+    devices = () if members else tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
     if note := overlap_note(devices):
         _echo(note)
-    daemon = DaemonInstance.open(_options(settings, devices, metrics))
+    daemon = DaemonInstance.open(replace(_options(settings, devices, metrics), members=members))
     try:
         from carpool.cli.support.serve_app import open_listeners, serve_api
 

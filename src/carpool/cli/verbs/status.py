@@ -12,12 +12,14 @@ import click
 from carpool.cli.render.job_rows import (
     FOREIGN_HEADINGS,
     HEADINGS,
+    NODE_HEADINGS,
     age_column,
     as_columns,
     extra_columns,
     fold_sweeps,
     foreign_row,
     job_row,
+    node_row,
     short,
 )
 from carpool.cli.support.daemon_client import connect, server_option
@@ -62,9 +64,10 @@ def ps(everything: bool, phase: tuple[str, ...], user: str, limit: int, server: 
     with connect(server) as client:
         phases = phase or (() if everything else _ACTIVE_PHASES)
         page = client.jobs(phase=list(phases), user=user, limit=limit)
-        foreign = [each for node in client.nodes() for each in node["outsiders"]]
+        nodes = client.nodes()
+    foreign = [each for node in nodes for each in node["outsiders"]]
     if as_json:
-        print_json({"jobs": page["jobs"], "total": page["total"], "outsiders": foreign})
+        print_json({"jobs": page["jobs"], "total": page["total"], "outsiders": foreign, "nodes": nodes})
         return
     if page["jobs"]:
         _print_jobs(page["jobs"])
@@ -72,6 +75,10 @@ def ps(everything: bool, phase: tuple[str, ...], user: str, limit: int, server: 
         click.echo("no jobs" if everything or phase else "no active jobs; list ended jobs with: carpool ps --all")
     if page["total"] > len(page["jobs"]):
         click.echo(f"… and {page['total'] - len(page['jobs'])} more; raise --limit to list them")
+    if len(nodes) > 1:
+        click.echo("\nnodes:")
+        for line in as_columns(NODE_HEADINGS, [node_row(each) for each in nodes]):
+            click.echo(line)
     if foreign:
         click.echo("\nprocesses outside carpool:")
         for line in as_columns(FOREIGN_HEADINGS, [foreign_row(each) for each in foreign]):

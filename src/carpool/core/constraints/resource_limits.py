@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from carpool.core.draft import Draft
-from carpool.core.errors import OutOfHostResources
+from carpool.core.errors import OutOfHostResources, SpansNodes
 from carpool.core.host_resources import resource_shortage
 from carpool.core.messages import ForeignProcess, OutsidersSeen
-from carpool.core.model import DeviceId, Job, JobId, JobSpec
+from carpool.core.model import DeviceId, Job, JobId, JobSpec, Kind
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Plan, Snapshot
 
@@ -23,34 +23,87 @@ def plan_within_resources(view: Snapshot, attempt: Callable[[], Plan]) -> Plan:
     Policies choose devices only. Where a node lacks cores, RAM or disk for a job, the policy plans again with that job
     limited to fewer devices, not resizable if it runs, or hidden from the queue, together with all waiting jobs that
     no node has resources for either: so attempts are as many as distinct demands, not jobs. If the policy still
-    assigns the job, the plan is cut before it.
+    assigns the job, the plan is cut before it. Where a job may use a limited number of nodes, it is shown with no more
+    devices than these have.
     """
-    try:
-        return attempt()
-    except OutOfHostResources as error:
-        short = error
-    shown: dict[JobId, Job] = {}
+    narrowed = _within_nodes(view) if view.cluster.max_nodes else {}
+    scattered: list[JobId] = []
+    short: OutOfHostResources | None = None
+    if not narrowed:
+        try:
+            return attempt()
+        except OutOfHostResources as error:
+            short = error
+    plan = _plan_narrowed(view, attempt, narrowed, short, scattered)
+    return _place_scattered(view, scattered) if plan is Plan.NOTHING and scattered else plan
+
+
+def _place_scattered(view: Snapshot, jobs: Sequence[JobId]) -> Plan:
+    """Start jobs that the policy would have placed on too many nodes where fewer nodes have the devices.
+
+    Only for a policy that plans nothing else: one that always chooses the same devices would never start them.
+    """
+    draft = Draft(view)
+    placed = [name for name in jobs if draft.place(view.jobs[name], view.jobs[name].spec.narrowest)]
+    return draft.finish(f"{', '.join(placed)} on fewer nodes than the policy chose") if placed else Plan.NOTHING
+
+
+def _within_nodes(view: Snapshot) -> dict[JobId, Job]:
+    """Jobs that accept more devices than the nodes have that one job may use, limited to these."""
+    found: dict[JobId, Job] = {}
+    most: dict[tuple[Kind, ...], int] = {}  # by accepted types
+    for name, job in view.jobs.items():
+        spec = job.spec
+        if spec.kinds not in most:
+            plain = replace(spec, cpus=0, ram_bytes=0, disk_bytes=0)
+            most[spec.kinds] = sum(supported_devices(view.occupancy, plain))
+        width = most[spec.kinds]
+        if spec.narrowest <= width < spec.widest:
+            fewer = replace(spec, devices=min(spec.devices, width), min_devices=spec.narrowest, max_devices=width)
+            found[name] = job._replace(spec=fewer)
+    return found
+
+
+def _plan_narrowed(
+    view: Snapshot,
+    attempt: Callable[[], Plan],
+    shown: dict[JobId, Job],
+    short: OutOfHostResources | None,
+    scattered: list[JobId],
+) -> Plan:
+    """Plan with some jobs limited; after each shortage, with one more of them limited or hidden.
+
+    Hidden jobs that the policy placed on too many nodes are appended to `scattered`.
+    """
     hidden: set[JobId] = set()
+    limited: set[JobId] = set()  # running jobs that a shortage has fixed to what they hold
     jobs, view.jobs = view.jobs, ChainMap(shown, dict(view.jobs))
     keys = {entry[2]: entry[0] for entry in view.waiting.entries()}
     try:
+        for name in shown.keys() & keys.keys():
+            view.waiting.put(shown[name], keys[name])
         while True:
+            if short is None:
+                try:
+                    return attempt()
+                except OutOfHostResources as error:
+                    short = error
             job, draft = view.jobs[JobId(short.job)], short.draft if isinstance(short.draft, Draft) else None
-            if job.id in hidden or (job.desired is not None and job.id in shown):
+            if job.id in hidden or job.id in limited:
                 return _cut_plan(draft, short)
             narrower = _narrowed(view, job)
             if narrower is not None:
                 shown[job.id] = narrower
                 if job.desired is None:
                     view.waiting.put(narrower, keys[job.id])
+                else:
+                    limited.add(job.id)
             else:
+                scattered += [job.id] if isinstance(short, SpansNodes) else []
                 for other in _unsupported(view, job, draft):
                     hidden.add(other.id)
                     view.waiting.discard(other.id)
-            try:
-                return attempt()
-            except OutOfHostResources as error:
-                short = error
+            short = None
     finally:
         view.jobs = jobs
         for name in {*shown, *hidden} & keys.keys():
@@ -95,14 +148,18 @@ def _unsupported(view: Snapshot, job: Job, draft: Draft | None) -> list[Job]:
 
 
 def supported_devices(occupancy: Occupancy, spec: JobSpec) -> list[int]:
-    """For how many devices of a job each node has host resources, whether or not the devices are free."""
+    """For how many devices of a job each node has host resources, whether or not the devices are free.
+
+    Where a job may use a limited number of nodes, only of that many of the largest.
+    """
     rooms = []
     for node in occupancy.cluster.nodes:
         size = sum(len(bank.devices) for bank in node.banks if not spec.kinds or bank.kind in spec.kinds)
         if size and node.id not in occupancy.lost:
             most = occupancy.most_for(spec, node)
             rooms.append(size if most is None else min(most, size))
-    return rooms
+    most_nodes = occupancy.cluster.max_nodes
+    return sorted(rooms, reverse=True)[:most_nodes] if most_nodes else rooms
 
 
 def describe_shortage(view: Snapshot, job: Job) -> str:
@@ -122,6 +179,21 @@ def describe_shortage(view: Snapshot, job: Job) -> str:
     words = [f"node {node.name} has {short}" for node, short in shortages if short]
     more = f" and {len(words) - _NAMED} more nodes" if len(words) > _NAMED else ""
     return "; ".join(words[:_NAMED]) + more
+
+
+def describe_scatter(view: Snapshot, job: Job) -> str:
+    """Why a waiting job does not run although enough devices are free, if they are on too many nodes; else empty."""
+    occupancy, spec = view.occupancy, job.spec
+    most, needed = occupancy.cluster.max_nodes, spec.narrowest
+    if not most or job.id not in view.waiting:
+        return ""
+    kinds = [kind for kind in spec.kinds or occupancy.cluster.kinds if kind in occupancy.free_devices]
+    free = sum(occupancy.free_devices[kind] for kind in kinds)
+    by_node = sorted((occupancy.free_mask(node.id).bit_count() for node in occupancy.cluster.nodes), reverse=True)
+    if free < needed or sum(by_node[:most]) >= needed:
+        return ""
+    limit = "one node" if most == 1 else f"at most {most} nodes"
+    return f"{free} devices are free, but on several nodes; it needs {needed}, and a job runs on {limit}"
 
 
 def describe_foreign_use(view: Snapshot, job: Job, outsiders: Mapping[DeviceId, OutsidersSeen]) -> str:

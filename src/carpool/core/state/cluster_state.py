@@ -25,8 +25,10 @@ from carpool.core.messages import (
     JobResumed,
     JobSubmitted,
     LimitsChanged,
+    NodeDrained,
     NodeJoined,
     NodeLost,
+    NodeUndrained,
     Order,
     OutsidersSeen,
     Planned,
@@ -38,7 +40,7 @@ from carpool.core.messages import (
     WeightChanged,
     Woke,
 )
-from carpool.core.model import DeviceId, Job, JobId, Past, Phase
+from carpool.core.model import DeviceId, Job, JobId, NodeId, Past, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Policy, service_at
 from carpool.core.queue import Admission, Queue, RunningJobs
@@ -90,6 +92,7 @@ class ClusterState:
         self.occupancy = Occupancy(cluster)
         self.order = JobOrder(self.jobs, policy, estimator, fallback)
         self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # by device
+        self.drained: dict[NodeId, bool] = {}  # nodes that an operator took out: whether they are lost, too
         self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, perhaps already over
         self.followed: list[Fact] = []
         self._estimator = estimator
@@ -112,6 +115,8 @@ class ClusterState:
             DeadlineMissed: lambda at, fact, orders: fact.job in self.jobs,
             NodeJoined: self._on_node_joined,
             NodeLost: self._on_node_lost,
+            NodeDrained: self._on_node_drained,
+            NodeUndrained: self._on_node_undrained,
             OutsidersSeen: self._on_outsiders,
             Woke: lambda at, fact, orders: True,
         }
@@ -150,7 +155,9 @@ class ClusterState:
         jobs = tuple(sorted(self.jobs.values(), key=lambda job: job.seq))
         running = tuple(self.running_jobs)
         kept = (jobs, self.occupancy.lost, running, dict(self.ended), self._num_submitted)
-        return StateSnapshot(0.0, self.cluster, *kept, outsiders=tuple(self.outsiders.values()))
+        return StateSnapshot(
+            0.0, self.cluster, *kept, outsiders=tuple(self.outsiders.values()), drained=dict(self.drained)
+        )
 
     def restore(self, state: StateSnapshot) -> None:
         """Start from a snapshot; nothing may have been submitted before."""
@@ -159,6 +166,7 @@ class ClusterState:
         for node in state.lost:
             self.occupancy.lose(self.cluster.nodes[node])
         self._leave({seen.device: seen for seen in state.outsiders})
+        self.drained.update(state.drained)
         self.ended.update(state.ended)
         self._num_submitted = state.num_submitted
         jobs = {job.id: job for job in state.jobs}
@@ -365,18 +373,47 @@ class ClusterState:
             return False
         if fact.supplies:
             self.occupancy.cluster = self.cluster.with_resources(known.id, HostResources(*fact.supplies))
-        self.occupancy.regain(known)
+        if known.id in self.drained:
+            self.drained[known.id] = False
+        else:
+            self.occupancy.regain(known)
+        return True
+
+    def _on_node_undrained(self, at: float, fact: NodeUndrained, orders: list[Order]) -> bool:
+        known = self._node_named(fact.name)
+        if known is None or known.id not in self.drained:
+            return False
+        if not self.drained.pop(known.id):
+            self.occupancy.regain(known)
+        return True
+
+    def _on_node_drained(self, at: float, fact: NodeDrained, orders: list[Order]) -> bool:
+        if fact.node >= len(self.cluster.nodes) or fact.node in self.drained:
+            return False
+        is_lost = fact.node in self.occupancy.lost
+        self.drained[fact.node] = is_lost
+        if not is_lost:
+            name = self.cluster.nodes[fact.node].name
+            self._clear_node(at, fact.node, Transition.RELEASE, f"was released: node {name} is drained", orders)
         return True
 
     def _on_node_lost(self, at: float, fact: NodeLost, orders: list[Order]) -> bool:
+        if fact.node in self.drained:
+            was_lost, self.drained[fact.node] = self.drained[fact.node], True
+            return not was_lost
         if fact.node >= len(self.cluster.nodes) or fact.node in self.occupancy.lost:
             return False
-        node = self.cluster.nodes[fact.node]
+        name = self.cluster.nodes[fact.node].name
+        self._clear_node(at, fact.node, Transition.CRASH, f"lost node {name}", orders)
+        return True
+
+    def _clear_node(self, at: float, number: NodeId, transition: Transition, words: str, orders: list[Order]) -> None:
+        """Take all jobs off a node, which then has no free devices."""
+        node = self.cluster.nodes[number]
         for job in self.occupancy.jobs_on(node):
-            self._take_off(at, self.jobs[job], Transition.CRASH, f"lost node {node.name}", orders)
+            self._take_off(at, self.jobs[job], transition, words, orders)
         self._leave({device: seen for device, seen in self.outsiders.items() if device not in node.devices})
         self.occupancy.lose(node)
-        return True
 
     def _on_outsiders(self, at: float, fact: OutsidersSeen, orders: list[Order]) -> bool:
         if not 0 <= fact.device < self.cluster.num_devices or fact == self.outsiders.get(fact.device):

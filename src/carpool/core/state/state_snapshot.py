@@ -43,6 +43,7 @@ class StateSnapshot(NamedTuple):
     note: object = None  # of the last plan
     outsiders: tuple[OutsidersSeen, ...] = ()  # foreign processes by device
     policy: str = ""  # the active policy, if it is not the journal's first
+    drained: Mapping[NodeId, bool] = {}  # nodes that an operator took out: whether they are lost, too
     policy_fault: str = ""  # failure of the previous policy, if that is why it was replaced
 
 
@@ -62,6 +63,7 @@ def snapshot_to_json(state: StateSnapshot) -> dict[str, Any]:
         "note": state.note,
         "policy": state.policy,
         "policy_fault": state.policy_fault,
+        "drained": [[node, is_lost] for node, is_lost in state.drained.items()],
         "outsiders": [fact_to_json(seen) for seen in state.outsiders],
     }
 
@@ -90,6 +92,7 @@ def snapshot_from_json(value: dict[str, Any], skipped: list[SkippedItem] | None 
         note=value["note"],
         policy=value.get("policy", ""),
         policy_fault=value.get("policy_fault", ""),
+        drained={NodeId(node): is_lost for node, is_lost in value.get("drained", ())},
         outsiders=tuple(_seen(each) for each in value.get("outsiders", ())),
     )
 

@@ -9,10 +9,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from carpool.core.errors import CarpoolError
 from carpool.core.messages import Order
@@ -165,6 +166,7 @@ class Claim:
     life: int = 0  # of the executor that the client knew before
     after: int = 0  # number of its last report that the client has stored
     silence_s: float = 0.0  # without a heartbeat, after which the executor is killed; 0: never
+    lease_s: float = 0.0  # without an answer to a heartbeat, after which the executor stands still; 0: never
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -173,17 +175,61 @@ class Claim:
             "life": self.life,
             "after": self.after,
             "beat_s": self.silence_s / _BEATS,
+            "lease_s": self.lease_s,
             "devices": [asdict(device) for device in self.devices],
             "state": str(self.state),
             "options": asdict(self.options),
         }
 
 
+class ExecutorProcess(Protocol):
+    """The process of an executor, as its client sees it; `ProcessHandle` for one on this machine."""
+
+    pid: int
+
+    async def wait(self, kill_after_s: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def detach(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def exit_reason(self) -> str: ...
+
+
+class RemoteProcess:
+    """The process of an executor on another machine: known by its connection alone."""
+
+    def __init__(self, pid: int = 0) -> None:
+        self.pid = pid
+        self.closed = asyncio.Event()
+
+    async def wait(self, kill_after_s: float | None = None) -> None:
+        """Return when the connection is closed; a process there cannot be killed from here, its lease ends it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.closed.wait(), kill_after_s)
+
+    def kill(self) -> None:
+        self.closed.set()
+
+    def detach(self) -> None:
+        self.closed.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    @property
+    def exit_reason(self) -> str:
+        return "the connection was closed"
+
+
 class ExecutorClient:
     """Connection to an executor process."""
 
     inventory: Inventory  # at the time of the claim
-    _process: ProcessHandle
+    _process: ExecutorProcess
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -192,6 +238,7 @@ class ExecutorClient:
         self._is_receiving = False
         self._silence_s = 0.0
         self._receipts = Receipts()
+        self.answered_at = time.monotonic()  # when the last heartbeat was answered
 
     @classmethod
     async def start(
@@ -231,17 +278,37 @@ class ExecutorClient:
         client = cls(*await asyncio.open_connection(sock=end, limit=_MAX_LINE_BYTES))
         if process is not None:
             client._process = ProcessHandle(process.pid, process)
-        client._send(claim.as_json())
-        answer = await client._first_answer(process)
-        if answer["report"] == "Refused":
-            client._writer.close()
-            raise ClaimRefused(answer["epoch"])
-        client.inventory = inventory_from_json(answer)
-        client._silence_s = claim.silence_s if answer.get("beat_s") else 0.0  # an older version sends no heartbeats
+        await client._claim(claim, process)
         if process is None:
             client._process = ProcessHandle(client.inventory.pid)
-        client._receipts = Receipts(claim.after if claim.life == client.inventory.life else 0)
         return client
+
+    @classmethod
+    async def claim_remote(
+        cls,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        claim: Claim,
+        process: ExecutorProcess,
+        before: ExecutorClient | None = None,
+    ) -> ExecutorClient:
+        """Claim the executor of another machine; `before` is the broken connection that this one continues."""
+        client = cls(reader, writer)
+        client._process = process
+        await client._claim(claim, None)
+        if before is not None and before.life == client.life:
+            client._receipts = before._receipts
+        return client
+
+    async def _claim(self, claim: Claim, process: subprocess.Popen[bytes] | None) -> None:
+        self._send(claim.as_json())
+        answer = await self._first_answer(process)
+        if answer["report"] == "Refused":
+            self._writer.close()
+            raise ClaimRefused(answer["epoch"])
+        self.inventory = inventory_from_json(answer)
+        self._silence_s = claim.silence_s if answer.get("beat_s") else 0.0  # an older version sends no heartbeats
+        self._receipts = Receipts(claim.after if claim.life == self.inventory.life else 0)
 
     async def _first_answer(self, process: subprocess.Popen[bytes] | None) -> dict[str, Any]:
         answer = None
@@ -284,6 +351,10 @@ class ExecutorClient:
     def forget(self, job: JobId) -> None:
         self._send({"do": "forget", "job": job})
 
+    def hand_over(self, job: JobId) -> None:
+        """Have a job stopped with its state on disk and dropped; `HandedOver` follows."""
+        self._send({"do": "hand_over", "job": job})
+
     def acknowledge(self, number: int) -> None:
         """Confirm that all reports up to a number are stored."""
         self._send({"do": "acknowledge", "number": number})
@@ -317,6 +388,9 @@ class ExecutorClient:
                 break
             if value is None:
                 self._gone = Gone(await self._wait_for_exit())
+            elif "beat" in value:
+                self._send({"do": "lease", "beat": value["beat"]})
+                self.answered_at = time.monotonic()  # not before: the executor's lease must end earlier than ours
             elif "number" in value and self._receipts.is_new(value.pop("number")):
                 return checked_report_from_json(value)
         return self._gone
@@ -344,7 +418,9 @@ class ExecutorClient:
         self._process.kill()
 
     def _send(self, value: Mapping[str, Any]) -> None:
-        with contextlib.suppress(ConnectionError, RuntimeError):  # `receive` notices the end
+        if self._writer.is_closing():  # `receive` notices the end; an encrypted transport raises anything
+            return
+        with contextlib.suppress(ConnectionError, RuntimeError):
             self._writer.write(json_line(value))
 
     async def _next_in_time(self) -> dict[str, Any] | None:
@@ -368,5 +444,7 @@ class ExecutorClient:
 
     async def _wait_for_exit(self) -> str:
         self._writer.close()
+        if isinstance(self._process, RemoteProcess):
+            self._process.close()
         await self._process.wait(_STOP_S)
         return self._process.exit_reason

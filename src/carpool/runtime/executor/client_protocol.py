@@ -12,10 +12,22 @@ from carpool.core.messages import RUN, Assign, Order, Probe, Release
 from carpool.core.model import JobId
 from carpool.core.typed_fields import decode_fields
 from carpool.jobs.devices import LocalDevice
-from carpool.runtime.executor.reports import Evaluation, Facts, Gone, InvalidReport, Outcome, Report, Sized, Told
+from carpool.runtime.executor.reports import (
+    Evaluation,
+    Facts,
+    Gone,
+    HandedOver,
+    InvalidReport,
+    Outcome,
+    Report,
+    Sized,
+    Told,
+)
 
 _INVALID = (ValueError, KeyError, TypeError)
-_REPORTS: dict[str, type[Any]] = {report.__name__: report for report in (Sized, Told, Evaluation, Outcome, Gone)}
+_REPORTS: dict[str, type[Any]] = {
+    report.__name__: report for report in (Sized, Told, Evaluation, Outcome, HandedOver, Gone)
+}
 
 
 @dataclass(frozen=True, slots=True)

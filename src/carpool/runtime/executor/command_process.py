@@ -33,6 +33,7 @@ from carpool.runtime.executor.command_start import (
 )
 from carpool.runtime.executor.command_state import (
     CommandAction,
+    CommandPhase,
     CommandState,
     Launch,
     Move,
@@ -46,7 +47,7 @@ from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, close_all, pair
-from carpool.runtime.process.process_tree import bind_tree, continue_tree
+from carpool.runtime.process.process_tree import bind_tree, continue_tree, stop_tree
 from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed, ProgressFound, RunProgram
 from carpool.runtime.process.reaper import NOT_STARTED
 
@@ -137,6 +138,13 @@ class CommandProcess:
         self.time_sliced = time_sliced
         self._epoch += 1
         self.send(Proceed(self._epoch, time_sliced=time_sliced))
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Stop all processes of the command, repeated until they have; or continue them, unless it is parked."""
+        if self._process is not None and frozen:
+            stop_tree(self._process.pid)
+        elif self._process is not None and self.state.phase is not CommandPhase.PARKED:
+            continue_tree(self._process.pid)
 
     def kill(self) -> None:
         if self._launching is not None and asyncio.current_task() is not self._launching:

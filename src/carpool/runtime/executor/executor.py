@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from carpool.core.messages import Fact, JobFailed, Order
+from carpool.core.messages import Fact, JobCrashed, JobFailed, Order
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.program import Program
@@ -25,7 +25,7 @@ from carpool.runtime.executor.exclusive_access import ExclusiveAccess
 from carpool.runtime.executor.job_guard import JobGuard
 from carpool.runtime.executor.job_table import JobTable, TrainingJob, job_options_of
 from carpool.runtime.executor.launcher import Launcher
-from carpool.runtime.executor.reports import Evaluation, Report, ReportBatcher, Sized, Told
+from carpool.runtime.executor.reports import Evaluation, HandedOver, Report, ReportBatcher, Sized, Told
 from carpool.runtime.job_state.actions import (
     Action,
     DropMirror,
@@ -115,7 +115,9 @@ class Executor:
         self._rejected: dict[JobId, str] = {}  # jobs that could not be added, and why
         self._ticked_at = clock()
         self.is_stopping = False
+        self._leaving: set[JobId] = set()  # jobs to hand over to another executor
         self._is_suspended = False  # no client decides about the jobs
+        self._is_frozen = False  # no command may compute
         self.stopped = asyncio.Event()
 
     async def start(self, forkserver: Launched | None = None) -> None:
@@ -199,6 +201,25 @@ class Executor:
             state.is_over = True
             self._batcher.emit(JobFailed(training.job, state.acks.final_generation(state.target), error))
 
+    def hand_over(self, job: JobId) -> None:
+        """Stop a job at a step boundary with its state on disk, then drop it: another executor continues it."""
+        self._leaving.add(job)
+        self._rejected.pop(job, None)
+        with self._guard.handling(job):
+            if job in self._trainings:
+                self._run(self._trainings[job], self._trainings[job].machine.stop(self._clock(), checkpoint=True))
+            elif job in self._commands:
+                self._commands[job].stop(self._clock())
+        self._flush()
+
+    def _finish_handovers(self) -> None:
+        for job in sorted(self._leaving):
+            with self._guard.handling(job):
+                held = self.jobs.statuses().get(job)
+                if held is None or (held.is_over and self.jobs.drop(job)):
+                    self._leaving.discard(job)
+                    self._report(HandedOver(job, held.steps if held is not None else 0))
+
     def apply_orders(self, orders: Sequence[Order]) -> None:
         """Carry out orders; those of one call take effect together."""
         at = self._clock()
@@ -219,8 +240,17 @@ class Executor:
         elif order.job in self._commands and not unknown:
             self._commands[order.job].order(at, target)
         else:
-            problem = f"unknown device {unknown[0]}" if unknown else "unknown job"
-            error = self._rejected.get(order.job) or f"order {order.generation} for job {order.job!r}: {problem}"
+            self._refuse(order, unknown)
+
+    def _refuse(self, order: Order, unknown: Sequence[int]) -> None:
+        """Report an order that cannot be carried out; devices of another node are no fault of the job."""
+        where = f"order {order.generation} for job {order.job!r}"
+        if unknown and order.job in self.jobs:
+            done = float(self.jobs.statuses()[order.job].steps)
+            error = f"{where}: device {unknown[0]} is not one of this executor"
+            self._batcher.emit(JobCrashed(order.job, order.generation, done, error))
+        else:
+            error = self._rejected.get(order.job) or f"{where}: unknown job"
             self._batcher.emit(JobFailed(order.job, order.generation, error))
 
     def _log_order(self, job: JobId, target: Target) -> None:
@@ -250,6 +280,13 @@ class Executor:
                 self._run(training, training.machine.suspend(self._clock(), suspended=suspended))
         self._flush()
 
+    def freeze(self, *, frozen: bool) -> None:
+        """Stop the processes of all commands, also of those started meanwhile, or let them go on."""
+        self._is_frozen = frozen
+        for command in list(self._commands.values()):
+            with self._guard.handling(command.state.job):
+                command.freeze(frozen=frozen)
+
     def tick(self) -> None:
         at = self._clock()
         was_delayed = at - self._ticked_at > _MAX_TICK_DELAY * self._options.tick_s
@@ -261,10 +298,14 @@ class Executor:
         for command in list(self._commands.values()):
             with self._guard.handling(command.state.job):
                 command.tick(at)
+                if self._is_frozen:
+                    command.freeze(frozen=True)
                 self._look_after_files(command.state.job)
         self._launcher.tick()
         self._arbiter.tick()
         self.jobs.drop_forgotten()
+        if self._leaving:
+            self._finish_handovers()
         if not was_delayed:
             for key in self._pool.without_heartbeat(self._options.hang_s):
                 with self._guard.handling(JobId(key[0])):

@@ -199,13 +199,19 @@ class JobTable:
 
     def drop_forgotten(self) -> None:
         for job in list(self._forgotten):
-            training, command = self.trainings.get(job), self.commands.get(job)
-            if training is not None and training.state.is_over:
-                training.close()
-                del self.trainings[job]
-            elif command is not None and command.state.is_over and command.has_exited:
-                command.close()
-                del self.commands[job]
-            if job not in self:
+            if self.drop(job):
                 self._forgotten.discard(job)
-                self._folders.pop(job, None)
+
+    def drop(self, job: JobId) -> bool:
+        """Drop a job if it has no process left; whether it is gone."""
+        training, command = self.trainings.get(job), self.commands.get(job)
+        if training is not None and training.state.is_over:
+            training.close()
+            del self.trainings[job]
+        elif command is not None and command.state.is_over and command.has_exited:
+            command.close()
+            del self.commands[job]
+        if job in self:
+            return False
+        self._folders.pop(job, None)
+        return True

@@ -78,13 +78,21 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A job's state is on disk and the executor has dropped the job: another one may continue it."""
+
+    job: JobId
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """The executor has exited."""
 
     reason: str
 
 
-Report = Facts | Sized | Told | Evaluation | Outcome | Gone
+Report = Facts | Sized | Told | Evaluation | Outcome | HandedOver | Gone
 
 
 class ReportBatcher:

@@ -37,6 +37,7 @@ from carpool.runtime.executor.client_protocol import (
     report_to_json,
 )
 from carpool.runtime.executor.executor import Executor, ExecutorDependencies
+from carpool.runtime.executor.lease import Lease, boot_clock
 from carpool.runtime.executor.reports import NumberedReport, Outbox, Report
 from carpool.runtime.process.launch import Launched
 
@@ -57,6 +58,7 @@ class ExecutorServer:
         self,
         clock: Callable[[], float] = time.monotonic,
         *,
+        lease_clock: Callable[[], float] = boot_clock,
         log_in_state: bool = False,
         forkserver: Launched | None = None,  # for the executor, which launches one where there is none
     ) -> None:
@@ -69,6 +71,9 @@ class ExecutorServer:
         self._is_claim_answered = False  # reports may follow
         self._expects_client = False  # the last client announced another one
         self._alone_since = self._beat_at = clock()
+        self._lease_clock = lease_clock
+        self._lease = Lease(0.0, 0.0)
+        self._is_fenced = False  # the lease has expired, and all jobs stand still
         self._beat_s = 0.0  # heartbeat interval that the client asked for; 0: none
         self._starting: asyncio.Task[None] | None = None
         self._executor: Executor | None = None
@@ -159,6 +164,10 @@ class ExecutorServer:
         if claim["life"] == self._life:
             self._outbox.acknowledge(claim["after"])
         inventory = Inventory(os.getpid(), self._life, tuple(self._devices), self._executor.jobs.statuses())
+        self._lease = Lease(claim.get("lease_s", 0.0), self._lease_clock())
+        if self._is_fenced:  # trainings go on when the client says so
+            self._is_fenced = False
+            self._executor.freeze(frozen=False)
         self._beat_s = claim.get("beat_s", 0.0)  # an older version would not understand heartbeats
         is_first, jobs = self._epoch == self._life, len(inventory.jobs)
         log_event(_log, "claimed", epoch=self._epoch, first=is_first, jobs=jobs, unsent_reports=len(self._outbox))
@@ -203,8 +212,12 @@ class ExecutorServer:
                     executor.apply_orders([order_from_json(order) for order in value["orders"]])
                 case "forget":
                     executor.remove_job(JobId(value["job"]))
+                case "hand_over":
+                    executor.hand_over(JobId(value["job"]))
                 case "acknowledge":
                     self._outbox.acknowledge(value["number"])
+                case "lease":
+                    self._lease.renew(value["beat"])
                 case "proceed":
                     self._expects_client = False
                     executor.suspend(suspended=False)
@@ -248,6 +261,7 @@ class ExecutorServer:
     async def _tick(self, executor: Executor) -> None:
         while True:
             await asyncio.sleep(self._options.tick_s)
+            self._check_lease(executor)
             executor.tick()
             self._send_heartbeat()
             alone_s = 0.0 if self._writer is not None else self._clock() - self._alone_since
@@ -257,11 +271,20 @@ class ExecutorServer:
             if self._outlives_clients and alone_s > self._max_alone_s(executor):
                 self.retire()
 
+    def _check_lease(self, executor: Executor) -> None:
+        """Stand still once the client may count this machine as lost; go on when it answers again before that."""
+        is_expired = self._lease.is_expired(self._lease_clock())
+        if is_expired != self._is_fenced:
+            self._is_fenced = is_expired
+            log_event(_log, "lease_expired" if is_expired else "lease_renewed", level=logging.WARNING)
+            executor.freeze(frozen=is_expired)
+            executor.suspend(suspended=is_expired)
+
     def _send_heartbeat(self) -> None:
         """Send a heartbeat from the event loop, since that is what may hang."""
         if self._is_claim_answered and self._beat_s and self._clock() - self._beat_at >= self._beat_s:
             self._beat_at = self._clock()
-            self._send({"report": "Alive"})
+            self._send({"report": "Alive", "beat": self._lease.beat(self._lease_clock())})
 
     def _max_alone_s(self, executor: Executor) -> float:
         """How long to wait for a client; shorter with nothing to hand over."""

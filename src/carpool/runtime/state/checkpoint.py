@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import platform
 import re
 import shutil
+import time
 from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +23,27 @@ from carpool.runtime.errors import CheckpointError
 from carpool.runtime.state.tensor_file import pack, unpack
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
-_DRAFT = re.compile(r"\..+\.ckpt\.(\d+)\.part")  # with the id of the process that writes it
+_DRAFT = re.compile(r"\..+\.ckpt\.(?:([0-9a-f]+)-)?(\d+)\.part")  # with machine and id of the process that writes it
+_FOREIGN_DRAFT_S = 86400.0  # after which a draft of another machine counts as abandoned
 _BEST = "best.ckpt"
+
+
+@cache
+def _machine() -> str:
+    """Names this machine and its processes' number space: a folder may be shared with others."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
+    return sha256(platform.node().encode()).hexdigest()[:12]
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.part")
 
 
 def save(path: Path, state: Any) -> None:
     """Write a checkpoint atomically: a temporary file, synced to disk, then renamed."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = _draft_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("wb") as file:
@@ -109,12 +127,12 @@ class Checkpoints:
         return path if path.exists() else None
 
     def _abandoned(self) -> list[Path]:
-        """Temporary files of processes that died while writing."""
+        """Temporary files of processes that died while writing; of another machine only after a day."""
         drafts = [(path, _DRAFT.fullmatch(path.name)) for path in self.folder.iterdir()]
-        return [path for path, found in drafts if found and not Path("/proc", found[1]).exists()]
+        return [path for path, found in drafts if found and _is_abandoned(path, *found.groups())]
 
     def _mark_best(self, path: Path) -> None:
-        draft = self.folder / f".{_BEST}.{os.getpid()}.part"
+        draft = _draft_of(self.folder / _BEST)
         draft.unlink(missing_ok=True)
         try:
             try:
@@ -129,6 +147,15 @@ class Checkpoints:
             ) from error
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _is_abandoned(draft: Path, machine: str | None, pid: str) -> bool:
+    if machine in (None, _machine()):
+        return not Path("/proc", pid).exists()
+    try:
+        return time.time() - draft.stat().st_mtime > _FOREIGN_DRAFT_S
+    except OSError:
+        return False
 
 
 def _flush_folder(folder: Path) -> None:

@@ -25,8 +25,9 @@ from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob
 from carpool.policies.registry import parse_policy
 from carpool.predictors.profiles.rate_model import ProfileRateModel
+from carpool.runtime.executor.client import ExecutorOptions
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions, MakeClock, elapsed_clock
-from carpool.service.daemon.executor_access import ChildExecutor, StartExecutor
+from carpool.service.daemon.executor_access import ChildExecutor, FleetMember, StartExecutor
 from carpool.service.daemon.loop import EndWhenDone, LoopEnd, LoopOptions, commit_inline
 from carpool.service.daemon.profile_store import RunProfiles
 from carpool.service.store.journal_file import JournalFile, import_legacy_journal
@@ -54,6 +55,8 @@ class RunRequest:
     profiles: Mapping[JobId, ProfileRateModel] = field(default_factory=dict)  # what is known of the jobs
     journal: Path | None = None  # where to write the journal too
     observers: tuple[Observer, ...] = ()
+    members: tuple[FleetMember, ...] = ()  # the machines; none: this one alone, with `devices`
+    options: ExecutorOptions | None = None  # of the members' executors
     tell: Callable[[str], None] = lambda words: None  # prints a notice for the user
 
 
@@ -145,7 +148,7 @@ class BatchRun:
         is_started = await self._start()
         request = self.request
         self.folder.begin(
-            RunSettings(request.name, request.version, request.policy, request.devices, request.jobs, self.names)
+            RunSettings(request.name, request.version, request.policy, self.devices, request.jobs, self.names)
         )
         self._profiles.write_beliefs()
         if not is_started:
@@ -211,6 +214,8 @@ def _options(
         access=access,
         profiles=profiles,
         clock=clock,
+        members=request.members,
+        options=request.options or ExecutorOptions(),
         sync=False,
         notifies=False,
         supplies=request.supplies,

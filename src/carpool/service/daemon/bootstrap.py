@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from carpool.backends.executors import LOCAL, ExecutorGone, ExecutorGroup, ExecutorPort, WaitableClock, WallClock
+from carpool.backends.executors import LOCAL, ExecutorGroup, ExecutorPort, Introduction, WaitableClock, WallClock
+from carpool.backends.fleet import Member, fleet_cluster
 from carpool.backends.group_retention import neighbour_lookup
 from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.job_files import JobFileWriter
@@ -22,25 +22,29 @@ from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.journal import Header
 from carpool.core.messages import (
+    Assign,
     Fact,
     JobCancelled,
     JobFailed,
     JobFinished,
     NodeJoined,
     Observer,
+    Order,
     PolicyChanged,
     Record,
 )
 from carpool.core.model import JobId
 from carpool.core.policy import Policy
 from carpool.core.scheduler import Scheduler
-from carpool.jobs.devices import LocalDevice, as_cluster
+from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob
 from carpool.logs import log_event
 from carpool.policies.registry import parse_policy
-from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+from carpool.runtime.executor.client import ExecutorOptions
+from carpool.runtime.executor.client_protocol import HeldJobStatus
 from carpool.runtime.executor.reports import Report
-from carpool.service.daemon.executor_access import ClaimSource, ExecutorAccess, PersistentExecutor
+from carpool.service.daemon.executor_access import ExecutorAccess, FleetMember, PersistentExecutor
+from carpool.service.daemon.fleet_access import FleetAccess
 from carpool.service.daemon.halving_control import HalvingControl
 from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.notifications import JobEnd, Notifier
@@ -50,12 +54,10 @@ from carpool.service.daemon.record_log import RecordLog
 from carpool.service.daemon.recovery import (
     Salvage,
     StateObservers,
-    is_ahead,
     newest_policy,
     reconcile,
     recover_observers,
     recover_scheduler,
-    rejoined_node,
 )
 from carpool.service.daemon.retention import CheckpointRetention
 from carpool.service.queries.allocation_history import AllocationHistory
@@ -64,8 +66,6 @@ from carpool.service.queries.present import TimeBase
 from carpool.service.store.disk_space import DiskReserve
 from carpool.service.store.store import Store
 
-_RESTARTS_WITHIN_S = 60.0
-_MAX_DEATHS = 2  # of executors that one job may cause
 _MANY_RECORDS = 1000  # folded at a start: store a snapshot at once
 
 _log = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class DaemonOptions:
     options: ExecutorOptions = field(default_factory=ExecutorOptions)
     loop: LoopOptions = field(default_factory=LoopOptions)
     access: ExecutorAccess | None = None  # how the executor is reached; None: by a socket in `state`
+    members: tuple[FleetMember, ...] = ()  # the machines; none: this one alone, with `devices` and `access`
     profiles: ProfileSource | None = None  # None: shared by all jobs of an entry, in `state`
     clock: MakeClock = calendar_clock
     sync: bool = True  # commits survive a power loss
@@ -104,6 +105,12 @@ class DaemonOptions:
     checkpoint_days: float = 0.0  # keep checkpoints of ended jobs so long; 0: for ever
     supplies: HostResources = UNKNOWN  # of this machine
     tell: Callable[[str], None] = lambda words: None  # prints a notice for the operator
+
+    def fleet(self) -> tuple[FleetMember, ...]:
+        if self.members:
+            return self.members
+        access = self.access or PersistentExecutor(self.state / "executor", self.options)
+        return (FleetMember(Member(LOCAL, self.devices, self.supplies), access),)
 
 
 class DaemonInstance:
@@ -143,11 +150,9 @@ class DaemonInstance:
         own: list[Observer] = [store, self.observers, self._job_files, learner, self, RecordLog()]
         for observer in (*own, *observers):
             self.scheduler.add_observer(observer)
-        self._access = options.access or PersistentExecutor(options.state / "executor", options.options)
-        self._node = rejoined_node(cluster, options.devices, options.supplies)
-        self.names = {device.id: device.name for device in self._node.devices}
-        self._restarts: list[float] = []
-        self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
+        told = self.notices.append
+        self._fleet = FleetAccess(options.fleet(), store, self.scheduler, options.options, self._commit, told)
+        self.names = self._fleet.names
         self._over: list[JobId] = []  # their records are not durable yet
         self._notifier = Notifier(options.state, self._tell, pass_env=options.options.pass_env)
         self._retention = CheckpointRetention(
@@ -187,13 +192,13 @@ class DaemonInstance:
 
     @staticmethod
     def header(options: DaemonOptions) -> Header:
-        cluster = as_cluster(options.devices, options.supplies)
+        cluster = fleet_cluster([each.member for each in options.fleet()])
         return Header(options.version, options.policy or options.default_policy, cluster)
 
     @property
     def devices(self) -> tuple[LocalDevice, ...]:
         """The devices, numbered as the cluster numbers them."""
-        return self._node.devices
+        return tuple(device for node in self._fleet.nodes.values() for device in node.devices)
 
     @property
     def read_model(self) -> ReadModel:
@@ -224,7 +229,9 @@ class DaemonInstance:
     def _recovered_scheduler(self) -> tuple[Scheduler, OnlineEstimator, int]:
         options, snapshot = self.options, self.store.snapshot
         cluster = self.store.header.cluster if snapshot is None else snapshot.state.cluster
-        estimator = OnlineEstimator(cluster, initial_speeds(options.devices))
+        estimator = OnlineEstimator(
+            cluster, initial_speeds([device for each in options.fleet() for device in each.member.devices])
+        )
         fallback = options.default_policy if options.fallback_policy is None else options.fallback_policy
         scheduler = Scheduler(
             cluster, self._policy(), estimator=estimator, find_policy=options.find_policy, fallback=fallback
@@ -268,31 +275,21 @@ class DaemonInstance:
         learner.follow(jobs)
 
     async def start(self) -> None:
-        found = await self._access.find(self._claims(), self.notices.append)
-        if found is not None and self._fits(found):
-            is_known = found.life == self.store.mark.of(LOCAL).life
-            log_event(_log, "executor_claimed", life=found.life, jobs=len(found.inventory.jobs), is_known=is_known)
-            self._make_loop(found, self._resend(found) if is_known else ())
-            self._first += [*self._lost_programs(), *([] if is_known else self._rejoin())]
-            return
-        if found is not None:
+        started = await self._fleet.start()
+        self._make_loop({name: each.port for name, each in started.items()})
+        unfit = [name for name, each in started.items() if each.is_unfit]
+        if unfit:
             self.notices.append("The executor of the previous daemon does not fit; its jobs resume from checkpoints.")
-            self._make_loop(found)
-            await self.loop.end_executors()
-            self._executors.replace(LOCAL, await self._start_executor())
-        else:
-            self._make_loop(await self._start_executor())
-        self._first += [*self._lost_programs(), *self._rejoin()]
-
-    def _fits(self, found: ExecutorClient) -> bool:
-        """Whether an executor has the wanted devices and no order that the journal does not hold.
-
-        One that the journal does not know was started by a daemon that died at once: it has no jobs yet.
-        """
-        inventory = found.inventory
-        is_known = found.life == self.store.mark.of(LOCAL).life or not inventory.jobs
-        is_behind = is_known and not is_ahead(self.scheduler.jobs, inventory.jobs)
-        return not self.store.findings.lost and is_behind and inventory.devices == self._node.devices
+            await self.loop.end_executors(unfit)
+            for name in unfit:
+                self._executors.replace(name, await self._fleet.start_executor(name))
+        self._resend({name: each.inventory.jobs for name, each in started.items() if each.inventory is not None})
+        self._first += self._lost_programs()
+        for name, each in started.items():
+            if each.is_absent:
+                self._first += self._fleet.lose(name)
+            elif each.inventory is None:
+                self._first += self._rejoin(name)
 
     async def run(self, jobs: Sequence[ListedJob] = (), facts: Sequence[Fact] = ()) -> None:
         """Fold facts, submit jobs, and schedule until `stop` or the loop's end; then all is durable."""
@@ -312,7 +309,7 @@ class DaemonInstance:
             for job in self.scheduler.jobs:
                 self._profiles.save(job, self.recovered.programs.get(job))
         self.loop.store_snapshot()
-        self._access.close()
+        self._fleet.close()
 
     def stop(self, *, leave_running: bool = False) -> None:
         self.loop.stop(leave_running=leave_running)
@@ -331,10 +328,9 @@ class DaemonInstance:
             elif isinstance(fact, PolicyChanged) and fact.fault:
                 self.options.tell(f"{fact.fault}; {fact.policy} takes over")
 
-    def _make_loop(self, port: ExecutorPort, known: Collection[JobId] = ()) -> None:
+    def _make_loop(self, ports: Mapping[str, ExecutorPort]) -> None:
         self.clock = self.options.clock(self.scheduler.at, self.store.begun_at)
-        self._executors = ExecutorGroup({LOCAL: port})
-        self._executors.replace(LOCAL, port, known)
+        self._executors = ExecutorGroup(ports, self._fleet.owner)
         hooks = LoopHooks(
             before_submit=self._profiles.introduce,
             on_submit=self._on_submit,
@@ -343,7 +339,7 @@ class DaemonInstance:
             follow_up=self.observers.halving.follow_up,
             before_commit=self._before_commit,
             tell_operator=self.options.tell,
-            renew=self._renew,
+            renew=self._fleet.renew,
         )
         programs, notes, jobs = self.recovered.programs, self.recovered.notes, self.scheduler.jobs
         self.loop = DaemonLoop(
@@ -388,60 +384,35 @@ class DaemonInstance:
             ending = JobEnd(job, account.spec.user, account.phase, account.error, digest)
             self._notifier.announce(ending, program.notify, program.folder)
 
-    def _claims(self) -> ClaimSource:
-        return ClaimSource(self.store, self._node.devices, self.options.options, self._commit)
-
     async def _commit(self) -> None:
         self.store.flush_reports(self.scheduler.at)
         await self.options.loop.commit(self.store.commit)  # waits for a commit under way, without blocking the loop
 
-    async def _start_executor(self) -> ExecutorPort:
-        port = await self._access.start(self._claims())
-        log_event(_log, "executor_started", life=port.life, devices=[device.name for device in self.devices])
-        return port
+    def _resend(self, held: Mapping[str, Mapping[JobId, HeldJobStatus]]) -> None:
+        """Send what executors may have missed; orders of new executors follow from the loss of their nodes."""
+        if not held:
+            return
+        programs, executors = self.recovered.programs, self._executors
+        missed = reconcile(self.scheduler.jobs, held)
+        for name, statuses in held.items():
+            executors.adopt(name, [job for job in statuses if missed.holders.get(job) == name])
+        for name, job in missed.forget:
+            executors[name].forget(job)
+        introductions = {job: Introduction(program, resume=True) for job, program in programs.items()}
+        executors.carry([order for order in missed.orders if self._is_held(order, held)], introductions)
 
-    async def _renew(self, name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
-        now = time.monotonic()
-        self._restarts = [*(each for each in self._restarts if now - each < _RESTARTS_WITHIN_S), now]
-        allowed = self._access.max_restarts
-        if len(self._restarts) > allowed:
-            times = f" for the {len(self._restarts)}th time within {_RESTARTS_WITHIN_S:.0f} s" if allowed else ""
-            raise ExecutorGone(f"the executor ended{times}: {reason}")
-        self._node = rejoined_node(self.scheduler.cluster, self.options.devices, self.options.supplies)
-        blamed = self._blamed(reason)
-        return await self._start_executor(), [*self._rejoin(), *blamed]
+    def _is_held(self, order: Order, held: Mapping[str, object]) -> bool:
+        """Whether an order is for executors that the journal knows."""
+        devices = order.allocation.devices() if isinstance(order, Assign) else ()
+        return order.job in self.recovered.programs and all(self._fleet.owner(device) in held for device in devices)
 
-    def _blamed(self, reason: str) -> list[Fact]:
-        """Fail the job that the executor was handling when it died, if that has happened before."""
-        job = self._access.job_in_hand()
-        if job is None or job not in self.scheduler.jobs:
-            return []
-        self._deaths[job] += 1
-        log_event(_log, "executor_died_of_job", level=logging.ERROR, job=job, times=self._deaths[job], reason=reason)
-        if self._deaths[job] < _MAX_DEATHS:
-            return []
-        error = f"quarantined: the executor died {self._deaths[job]} times while it handled this job ({reason})"
-        return [JobFailed(job, self.scheduler.jobs[job].generation, error)]
-
-    def _resend(self, found: ExecutorClient) -> set[JobId]:
-        """Send what the executor may have missed; the jobs it knows then."""
-        programs = self.recovered.programs
-        missed = reconcile(self.scheduler.jobs, found.inventory.jobs)
-        introduced = [job for job in missed.introduce if job in programs]
-        for job in introduced:
-            found.introduce(job, programs[job], resume=True)
-        for job in missed.forget:
-            found.forget(job)
-        found.carry([order for order in missed.orders if order.job in programs])
-        return {*found.inventory.jobs, *introduced} - set(missed.forget)
-
-    def _rejoin(self) -> list[Fact]:
-        """This machine was lost, with all that ran on it, and rejoins; a new journal has it already."""
+    def _rejoin(self, name: str) -> list[Fact]:
+        """A member with a new executor was lost and rejoins; a new journal has it already."""
         is_new = not self.observers.accounting.accounts
-        if is_new and self._node.name in {node.name for node in self.scheduler.cluster.nodes}:
+        node = self._fleet.nodes[name].name
+        if is_new and node in {known.name for known in self.scheduler.cluster.nodes}:
             return []
-        log_event(_log, "node_rejoined", node=self._node.name, devices=len(self.devices))
-        return self._node.facts(self.scheduler)
+        return self._fleet.rejoin(name)
 
     def _lost_programs(self) -> list[Fact]:
         return [

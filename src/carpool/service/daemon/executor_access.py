@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from carpool.backends.executors import LOCAL, ExecutorPort
+from carpool.backends.fleet import Member
 from carpool.core.errors import CarpoolError
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.environment import daemon_environment
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket
+from carpool.runtime.executor.client_protocol import Inventory
 from carpool.runtime.executor.job_guard import marked_job
 from carpool.service.store.store import Store
 
@@ -31,7 +33,9 @@ class ClaimSource:
         devices: Sequence[LocalDevice],
         options: ExecutorOptions,
         commit: Callable[[], Awaitable[None]],
+        name: str = LOCAL,
     ) -> None:
+        self.name = name  # of the executor
         self._store = store
         self._devices = devices
         self._options = options
@@ -40,7 +44,7 @@ class ClaimSource:
     def next(self) -> Claim:
         """A claim of the next epoch, which is durable with the next commit."""
         mark = self._store.mark
-        epoch, (life, heard) = mark.epoch + 1, mark.of(LOCAL)
+        epoch, (life, heard) = mark.epoch + 1, mark.of(self.name)
         self._store.mark = mark._replace(epoch=epoch)
         return Claim(self._devices, self._store.folder, self._options, epoch, life, heard)
 
@@ -50,9 +54,28 @@ class ClaimSource:
         await self._commit()
         return claim
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the store names an executor of this member: it was there before."""
+        return self._store.mark.of(self.name).life > 0
+
     def outnumbered(self, epoch: int) -> None:
         """Continue after an epoch that an executor has seen and the store has lost."""
         self._store.mark = self._store.mark._replace(epoch=epoch)
+
+
+class Unreachable(CarpoolError):
+    """A member cannot be reached; `port` stands for it until it returns."""
+
+    def __init__(self, problem: str, port: ExecutorPort) -> None:
+        super().__init__(problem)
+        self.port = port
+
+
+class ClaimedExecutor(ExecutorPort, Protocol):
+    """An executor that says which jobs it holds."""
+
+    inventory: Inventory
 
 
 class ExecutorAccess(Protocol):
@@ -60,15 +83,24 @@ class ExecutorAccess(Protocol):
 
     max_restarts: int  # within a minute
 
-    async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ExecutorClient | None:
+    async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ClaimedExecutor | None:
         """Claim an executor that an earlier daemon left running; None where there is none."""
 
-    async def start(self, claims: ClaimSource) -> ExecutorPort: ...
+    async def start(self, claims: ClaimSource) -> ExecutorPort:
+        """Start an executor; `Unreachable` for a member that is away."""
 
     def job_in_hand(self) -> JobId | None:
         """The job that the last executor was handling when it died; None if it was handling none."""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMember:
+    """A machine of the daemon and how its executor is reached."""
+
+    member: Member
+    access: ExecutorAccess
 
 
 class PersistentExecutor:

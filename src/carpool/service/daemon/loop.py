@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import report_to_json
-from carpool.runtime.executor.reports import Facts, Gone, InvalidReport, Outcome, Report, Sized, Told
+from carpool.runtime.executor.reports import Facts, Gone, HandedOver, InvalidReport, Outcome, Report, Sized, Told
 from carpool.service.daemon.policy_guard import PlanningBudget
 from carpool.service.store.disk_space import DiskReserve
 from carpool.service.store.store import CommitMark, ExecutorMark, Store, StoreFull, snapshot_text
@@ -237,9 +237,10 @@ class DaemonLoop:
                 for _, port in self._executors:
                     await port.leave()
 
-    def _receive_all(self) -> None:
+    def _receive_all(self, names: Collection[str] | None = None) -> None:
         for name, port in self._executors:
-            self._receiving[name] = asyncio.create_task(port.receive())
+            if names is None or name in names:
+                self._receiving[name] = asyncio.create_task(port.receive())
 
     async def _take_reports(self) -> None:
         for name in [name for name, task in self._receiving.items() if task.done()]:
@@ -254,6 +255,10 @@ class DaemonLoop:
         """Fold a report. A job's outcome is held back until the fact that the job ended: both are stored, or none."""
         if isinstance(report, Gone):
             raise ExecutorGone(f"the executor ended: {report.reason}")
+        if isinstance(report, HandedOver):
+            if carry:
+                self._executors.handed_over(name, report.job)
+            return
         held = self._held.setdefault(name, [])
         if isinstance(report, Outcome) or (held and not isinstance(report, Facts)):
             held.append(report)
@@ -298,12 +303,16 @@ class DaemonLoop:
 
         When an executor was replaced, the first record that names the new one also says that the old one is gone.
         """
-        marks = {name: ExecutorMark(port.life, port.heard) for name, port in self._executors}
-        self._store.mark = CommitMark(self._store.mark.epoch, marks)
+        before = self._store.mark
+        marks = {
+            name: ExecutorMark(port.life, port.heard) if port.life else before.of(name)  # 0: the member is away
+            for name, port in self._executors
+        }
+        self._store.mark = CommitMark(before.epoch, marks)
 
-    async def end_executors(self, *, checkpoint: bool = True) -> None:
-        """End the executors and store their last reports; before `run`."""
-        self._receive_all()
+    async def end_executors(self, names: Collection[str] | None = None, *, checkpoint: bool = True) -> None:
+        """End executors, all or those named, and store their last reports; before `run`."""
+        self._receive_all(names)
         await self._shut_down(checkpoint=checkpoint)
         await self._commit_once()
 
@@ -489,14 +498,15 @@ class DaemonLoop:
         What the scheduler decides meanwhile is not sent.
         """
         checkpoint = bool(self._scheduler.jobs) if checkpoint is None else checkpoint
-        stops = [asyncio.create_task(port.stop(checkpoint=checkpoint)) for _, port in self._executors]
+        ports = [self._executors[name] for name in self._receiving]
+        stops = [asyncio.create_task(port.stop(checkpoint=checkpoint)) for port in ports]
         aborting = asyncio.create_task(self._aborting.wait())
         try:
             while pending := {*self._receiving.values(), *(stop for stop in stops if not stop.done())}:
                 if aborting.done():
                     for stop in stops:
                         stop.cancel()
-                    stops = [asyncio.create_task(port.stop(checkpoint=False)) for _, port in self._executors]
+                    stops = [asyncio.create_task(port.stop(checkpoint=False)) for port in ports]
                     break
                 await self._clock.wait({*pending, aborting}, None)
                 self._take_last_reports()

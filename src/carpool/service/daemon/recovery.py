@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
 from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.online_estimator import OnlineEstimator
 from carpool.backends.profile_learner import ProfileLearner
-from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.journal import SkippedItem, skipped_item
-from carpool.core.messages import Fact, JobFailed, NodeJoined, NodeLost, Observer, Order, PolicyChanged, Record
+from carpool.core.messages import Fact, JobFailed, Observer, Order, PolicyChanged, Record
 from carpool.core.model import Job, JobId
 from carpool.core.scheduler import Scheduler
 from carpool.core.state.reconcile import order_for
-from carpool.core.topology import Cluster, Node
-from carpool.jobs.devices import NODE_NAME, LocalDevice, as_cluster
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import HeldJobStatus, report_from_json
 from carpool.runtime.executor.reports import Report
@@ -28,68 +24,35 @@ from carpool.service.queries.event_log import EventLog
 from carpool.service.store.store import Details, Store
 
 _NAMED = 20  # skipped values that the report of a start names
-Banks = tuple[tuple[str, int, int], ...]  # (device type, number of devices, memory of each)
-
-
-class RejoinedNode(NamedTuple):
-    """This machine as a node of the cluster, its devices numbered as the cluster numbers them."""
-
-    name: str
-    banks: Banks
-    devices: tuple[LocalDevice, ...]
-    supplies: HostResources = UNKNOWN
-
-    def facts(self, scheduler: Scheduler) -> list[Fact]:
-        """This machine was lost under every name it had, and rejoins."""
-        lost = scheduler.snapshot().occupancy.lost
-        gone: list[Fact] = [
-            NodeLost(node.id) for node in scheduler.cluster.nodes if is_local(node) and node.id not in lost
-        ]
-        return [*gone, NodeJoined(self.name, self.banks, self.supplies if any(self.supplies) else ())]
-
-
-def is_local(node: Node) -> bool:
-    """Whether a node is this machine: under its first name, or one it got with other devices."""
-    return node.name == NODE_NAME or node.name.startswith(f"{NODE_NAME}-")
-
-
-def rejoined_node(cluster: Cluster, devices: Sequence[LocalDevice], supplies: HostResources = UNKNOWN) -> RejoinedNode:
-    """This machine in a cluster; with devices that it never had before it is a new node."""
-    banks = _banks(as_cluster(devices).nodes[0])
-    for node in reversed(cluster.nodes):
-        if is_local(node) and _banks(node) == banks:
-            return RejoinedNode(node.name, banks, _numbered(devices, node.devices.start), supplies)
-    name = f"{NODE_NAME}-{len(cluster.nodes) + 1}"
-    return RejoinedNode(name, banks, _numbered(devices, cluster.num_devices), supplies)
-
-
-def _banks(node: Node) -> Banks:
-    return tuple((str(bank.kind), len(bank.devices), bank.memory_bytes) for bank in node.banks)
-
-
-def _numbered(devices: Sequence[LocalDevice], first: int) -> tuple[LocalDevice, ...]:
-    return tuple(replace(device, id=first + place) for place, device in enumerate(devices))
 
 
 class ResyncActions(NamedTuple):
-    """What a claimed executor is sent; what it had before changes nothing."""
+    """What claimed executors are sent; what they had before changes nothing."""
 
-    introduce: tuple[JobId, ...]  # to resume from checkpoints
+    holders: Mapping[JobId, str]  # the executor that has the newest state of each job that one holds
     orders: tuple[Order, ...]
-    forget: tuple[JobId, ...]  # over in the journal
+    forget: tuple[tuple[str, JobId], ...]  # over in the journal, or of a job that another executor holds
 
 
-def reconcile(jobs: Mapping[JobId, Job], held: Mapping[JobId, HeldJobStatus]) -> ResyncActions:
-    """What an executor may lack: orders are committed before they are sent, so it can only be behind.
+def reconcile(jobs: Mapping[JobId, Job], held: Mapping[str, Mapping[JobId, HeldJobStatus]]) -> ResyncActions:
+    """What executors may lack: orders are committed before they are sent, so they can only be behind.
 
-    Orders keep their generation.
+    Orders keep their generation. Of several executors that hold a job, the one with the newest order has its state.
     """
+    newest: dict[JobId, tuple[int, int, str]] = {}
+    for name, statuses in held.items():
+        for job, status in statuses.items():
+            newest[job] = max(newest.get(job, (0, 0, "")), (status.generation, status.steps, name))
     listed = sorted(jobs.values(), key=lambda job: job.seq)
-    behind = [job for job in listed if job.generation > (held[job.id].generation if job.id in held else 0)]
     return ResyncActions(
-        introduce=tuple(job.id for job in behind if job.id not in held),
-        orders=tuple(order_for(job) for job in behind),
-        forget=tuple(sorted(job for job in held if job not in jobs)),
+        holders={job: newest[job][2] for job in newest if job in jobs},
+        orders=tuple(order_for(job) for job in listed if job.generation > newest.get(job.id, (0,))[0]),
+        forget=tuple(
+            (name, job)
+            for name, statuses in held.items()
+            for job in sorted(statuses)
+            if job not in jobs or newest[job][2] != name
+        ),
     )
 
 

@@ -56,6 +56,7 @@ metrics_router = APIRouter(dependencies=[Depends(bearer)], responses=COMMON_RESP
 
 JobName = Annotated[str, InPath(description="Name of the job.", max_length=120, examples=["mlp"])]
 ArrayName = Annotated[str, InPath(description="Name of the array.", max_length=120, examples=["mlp"])]
+NodeName = Annotated[str, InPath(description="Name of the node.", max_length=120, examples=["box1"])]
 _QUERY = responses(404)
 _CHANGE = responses(404, 409, 408, 413, 503)
 
@@ -277,6 +278,20 @@ async def me(principal: PrincipalDep) -> Response:
 async def summary(service: ServiceDep, principal: PrincipalDep) -> Response:
     """Return an overview: jobs by phase, devices, policy."""
     return json_response(SummaryView, service.summary(principal))
+
+
+@router.post("/nodes/{node}/drain", response_model=list[NodeView], responses=_CHANGE, tags=["daemon"])
+async def drain(node: NodeName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Release all jobs of a node and schedule none on it until it is undrained."""
+    await service.drain(principal, node)
+    return json_response(list[NodeView], service.nodes(principal))
+
+
+@router.post("/nodes/{node}/undrain", response_model=list[NodeView], responses=_CHANGE, tags=["daemon"])
+async def undrain(node: NodeName, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Schedule jobs on a drained node again."""
+    await service.undrain(principal, node)
+    return json_response(list[NodeView], service.nodes(principal))
 
 
 @router.get("/nodes", response_model=list[NodeView], tags=["daemon"])

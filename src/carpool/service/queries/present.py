@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import hypot, inf
@@ -245,7 +245,7 @@ def _outsiders(seen: OutsidersSeen | None, names: Mapping[int, str]) -> tuple[Fo
     return tuple(ForeignProcessView(device, *each, seen.keeps_free) for each in seen.processes)
 
 
-def node_views(occupancy: Occupancy, devices: Iterable[DeviceView]) -> list[NodeView]:
+def node_views(occupancy: Occupancy, drained: Collection[int], devices: Iterable[DeviceView]) -> list[NodeView]:
     """Build the view of every node."""
     by_node: dict[str, list[DeviceView]] = {}
     for device in devices:
@@ -253,7 +253,8 @@ def node_views(occupancy: Occupancy, devices: Iterable[DeviceView]) -> list[Node
     return [
         NodeView(
             node.name,
-            node.id in occupancy.lost,
+            node.id in occupancy.lost and node.id not in drained,
+            node.id in drained,
             len(node.devices),
             dict(Counter(device.kind for device in by_node[node.name])),
             sum(device.held for device in by_node[node.name]),

@@ -186,6 +186,7 @@ class NodeView:
 
     name: str
     is_lost: bool
+    is_drained: bool  # an operator took it out
     devices: int
     kinds: Mapping[str, int]  # number of devices by type
     held: float  # allocated devices: the sum of allocated fractions, at most 1 per device

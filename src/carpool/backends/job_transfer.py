@@ -1,0 +1,131 @@
+"""Job transfer: brings a job's code and checkpoints to another machine, and its log and checkpoints back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from carpool.core.errors import InputError
+from carpool.core.model import JobId
+from carpool.jobs.code_archive import MAX_BYTES, CodeArchive, absolute_paths, pack
+from carpool.jobs.program import Program
+from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.executor.remote_link import RemoteFiles
+
+_LOG = "log"
+_CHECKPOINTS = "checkpoints"
+
+
+class CodeArchives:
+    """Archives of the jobs' folders, packed once for all jobs of a folder."""
+
+    def __init__(self, state: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._state = state
+        self._max_bytes = max_bytes
+        self._packing: dict[str, asyncio.Task[CodeArchive]] = {}
+
+    async def of(self, folder: str) -> CodeArchive:
+        """The archive of a folder as it was when its first job started; InputError if it is too large."""
+        if folder not in self._packing:
+            pack_folder = asyncio.to_thread(pack, Path(folder), max_bytes=self._max_bytes, exclude=[self._state])
+            self._packing[folder] = asyncio.create_task(pack_folder)
+        return await asyncio.shield(self._packing[folder])
+
+
+class JobTransfer:
+    """Files of the jobs between this machine's state folder and one member."""
+
+    def __init__(self, state: Path, files: RemoteFiles, codes: CodeArchives) -> None:
+        self._state = state
+        self._files = files
+        self._codes = codes
+        self._seen: dict[tuple[JobId, str], tuple[int, int]] = {}  # size and time of what was fetched
+
+    async def bring(self, job: JobId, program: Program, *, resume: bool) -> Program:
+        """Send code, and checkpoints to resume from; the program as it runs there.
+
+        InputError if it cannot run there.
+        """
+        await self.check_paths(job, program)
+        folder = ""
+        if program.folder:
+            code = await self._codes.of(program.folder)
+            await self._files.put_code(code.digest, code.content)
+            folder = await self._files.unpack(job, code.digest, code.links)
+        await self._send_checkpoints(job, resume=resume)
+        return replace(program, folder=folder)
+
+    async def check_paths(self, job: JobId, program: Program) -> None:
+        """InputError for an absolute path that exists here and not there."""
+        values = [*program.args.values(), *program.command, *program.environment.values(), program.python]
+        paths = absolute_paths(values)
+        missing = await self._files.missing_paths(paths) if paths else []
+        if missing:
+            raise InputError(
+                f"job {job!r} names {missing[0]}, which does not exist there",
+                way_out="Copy or mount it at the same path, or keep it in the job's folder.",
+            )
+
+    async def _send_checkpoints(self, job: JobId, *, resume: bool) -> None:
+        """Replace what the member has of a job by what this machine has; checkpoints of an earlier stay are stale."""
+        folder = JobFolder(self._state, job).path
+        sent = []
+        for path in _resumable(folder) if resume else ():
+            name = path.relative_to(folder).as_posix()
+            await self._files.write(job, name, path)
+            sent.append(name)
+        await self._files.keep_checkpoints(job, sent)
+
+    async def fetch(self, job: JobId) -> None:
+        """Fetch what is new of a job: the end of its log, and complete files."""
+        folder = JobFolder(self._state, job).path
+        there = await self._files.list_files(job)
+        for name, status in sorted(there.items()):
+            if self._seen.get((job, name)) == status:
+                continue
+            if name == _LOG:
+                await self._fetch_log(job, folder / name, status[0])
+            else:
+                await self._fetch_file(job, name, folder / name)
+            self._seen[job, name] = status
+        _drop_older(folder, there)
+
+    async def _fetch_log(self, job: JobId, path: Path, size: int) -> None:
+        before = self._seen.get((job, _LOG), (0, 0))[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            async for chunk in self._files.read(job, _LOG, min(before, size)):
+                file.write(chunk)
+
+    async def _fetch_file(self, job: JobId, name: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.part")
+        with draft.open("wb") as file:
+            async for chunk in self._files.read(job, name):
+                file.write(chunk)
+        draft.replace(path)
+
+    async def drop(self, job: JobId) -> None:
+        """Delete a job's files on the member, after all were fetched."""
+        await self._files.drop(job)
+        self._seen = {key: status for key, status in self._seen.items() if key[0] != job}
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _resumable(folder: Path) -> list[Path]:
+    """The files that a job needs to resume."""
+    records = [folder / "cuts.jsonl", folder / "splits.jsonl"]
+    return [*filter(Path.is_file, records), *sorted((folder / _CHECKPOINTS).glob("[sb]*.ckpt"))]
+
+
+def _drop_older(folder: Path, there: Mapping[str, object]) -> None:
+    """Delete checkpoints that the member has replaced by newer ones."""
+    newest = max((name for name in there if name.startswith(f"{_CHECKPOINTS}/step-")), default="")
+    for path in (folder / _CHECKPOINTS).glob("step-*.ckpt"):
+        name = path.relative_to(folder).as_posix()
+        if name not in there and name < newest:
+            path.unlink(missing_ok=True)

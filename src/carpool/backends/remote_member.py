@@ -1,0 +1,256 @@
+"""Remote member: the executor of another machine behind the scheduler's port.
+
+The port survives a broken link for as long as the executor's lease: it connects again and repeats what was lost. Code
+and checkpoints go ahead of a job's introduction. Its files come back before the report that it ended or was handed
+over is delivered; so a report that was not stored is repeated together with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from carpool.backends.job_transfer import JobTransfer
+from carpool.core.errors import CarpoolError, InputError
+from carpool.core.messages import Assign, JobCancelled, JobFailed, JobFinished, Order
+from carpool.core.model import JobId
+from carpool.jobs.program import Program
+from carpool.logs import log_event
+from carpool.runtime.executor.client import ExecutorClient
+from carpool.runtime.executor.client_protocol import Inventory
+from carpool.runtime.executor.remote_link import LINK_ERRORS
+from carpool.runtime.executor.reports import Facts, Gone, HandedOver, Report
+
+_RETRY_S = 0.2
+_SYNC_S = 2.0  # between fetches of logs and checkpoints of running jobs
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Reclaim = Callable[
+    [ExecutorClient, int], Awaitable[ExecutorClient | None]
+]  # of the broken one and its last stored report
+
+
+class _Numbered(NamedTuple):
+    number: int | None  # of the executor's report; None for one of this port
+    report: Report
+
+
+class RemoteMember:
+    """Implements `ExecutorPort` over a connection that is renewed when it breaks."""
+
+    def __init__(
+        self, name: str, client: ExecutorClient, reclaim: Reclaim, transfer: JobTransfer, grace_s: float
+    ) -> None:
+        self.name = name
+        self.inventory: Inventory = client.inventory
+        self.heard = client.heard
+        self._client = client
+        self._reclaim = reclaim
+        self._transfer = transfer
+        self._grace_s = grace_s  # from the last answered heartbeat until the member counts as lost
+        self._stored = client.heard  # number of the last report that is durable
+        self._programs: dict[JobId, Program] = {}  # as they run there
+        self._orders: dict[JobId, Order] = {}  # the newest
+        self._leaving: set[JobId] = set()
+        self._problems: dict[JobId, str] = {}  # why a job cannot run there
+        self._is_ending = False
+        self._is_over = asyncio.Event()  # the last report is delivered
+        self._outgoing: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._incoming: asyncio.Queue[_Numbered] = asyncio.Queue()
+        self._reports: asyncio.Queue[_Numbered] = asyncio.Queue()
+        self._tasks = [asyncio.create_task(run()) for run in (self._send, self._listen, self._deliver, self._sync)]
+
+    @property
+    def life(self) -> int:
+        return self.inventory.life
+
+    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
+        async def bring() -> None:
+            try:
+                there = await self._while_reachable(lambda: self._transfer.bring(job, program, resume=resume))
+            except (InputError, OSError) as error:
+                self._problems[job] = f"cannot run on {self.name}: {error}"
+                return
+            if there is not None:
+                self._programs[job] = there
+                self._client.introduce(job, there, resume=resume)
+
+        self._problems.pop(job, None)
+        self._outgoing.put_nowait(bring)
+
+    def carry(self, orders: Sequence[Order]) -> None:
+        async def carry() -> None:
+            able = [order for order in orders if order.job not in self._problems]
+            self._orders.update({order.job: order for order in able})
+            self._client.carry(able)
+            for order in orders:
+                if order.job in self._problems and isinstance(order, Assign):
+                    failed = JobFailed(order.job, order.generation, self._problems[order.job])
+                    self._reports.put_nowait(_Numbered(None, Facts((failed,))))
+
+        self._outgoing.put_nowait(carry)
+
+    def hand_over(self, job: JobId) -> None:
+        async def hand_over() -> None:
+            self._leaving.add(job)
+            self._client.hand_over(job)
+
+        self._outgoing.put_nowait(hand_over)
+
+    def forget(self, job: JobId) -> None:
+        async def forget() -> None:
+            self._client.forget(job)
+            self._drop(job)
+            with contextlib.suppress(InputError, OSError):
+                await self._transfer.drop(job)
+
+        self._outgoing.put_nowait(forget)
+
+    def acknowledge(self, number: int) -> None:
+        self._stored = number
+        self._client.acknowledge(number)
+
+    def proceed(self) -> None:
+        self._client.proceed()
+
+    async def receive(self) -> Report:
+        number, report = await self._reports.get()
+        self.heard = self.heard if number is None else number
+        if isinstance(report, Gone):
+            self._reports.put_nowait(_Numbered(None, report))  # on every further call
+        return report
+
+    async def stop(self, *, checkpoint: bool) -> None:
+        """Stop all jobs and end the executor; with a checkpoint the jobs' files are fetched."""
+        self._is_ending = True
+        await self._client.stop(checkpoint=checkpoint)
+        await self._is_over.wait()
+        for job in list(self._programs) if checkpoint else ():
+            with contextlib.suppress(InputError, OSError):
+                await self._transfer.fetch(job)
+        self.close()
+
+    async def leave(self) -> None:
+        self._is_ending = True
+        await self._client.leave()
+        self.close()
+
+    def close(self) -> None:
+        """End all tasks of this port and its connection for files."""
+        for task in self._tasks:
+            task.cancel()
+        self._transfer.close()
+
+    def _drop(self, job: JobId) -> None:
+        for table in (self._programs, self._orders, self._problems):
+            table.pop(job, None)
+        self._leaving.discard(job)
+
+    async def _send(self) -> None:
+        while True:
+            await (await self._outgoing.get())()
+
+    async def _listen(self) -> None:
+        """Read the connection at all times: heartbeats are answered even while files are fetched."""
+        while True:
+            report = await self._client.receive()
+            if isinstance(report, Gone) and not self._is_ending and await self._reconnect(report.reason):
+                continue
+            self._incoming.put_nowait(_Numbered(self._client.heard, report))
+            if isinstance(report, Gone):
+                return
+
+    async def _deliver(self) -> None:
+        while True:
+            numbered = await self._incoming.get()
+            for job in _leaving_jobs(numbered.report):
+                await self._fetch(job)
+            if isinstance(numbered.report, HandedOver):
+                self._drop(numbered.report.job)
+                with contextlib.suppress(InputError, OSError):
+                    await self._transfer.drop(numbered.report.job)
+            self._reports.put_nowait(numbered)
+            if isinstance(numbered.report, Gone):
+                self._is_over.set()
+                if not self._is_ending:
+                    self.close()
+                return
+
+    async def _fetch(self, job: JobId) -> None:
+        try:
+            await self._while_reachable(lambda: self._transfer.fetch(job))
+        except (InputError, OSError) as error:
+            log_event(_log, "files_lost", level=logging.ERROR, executor=self.name, job=job, error=str(error))
+
+    async def _while_reachable(self, request: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of a request, repeated over a broken link until the member is lost; None then."""
+        while True:
+            try:
+                return await request()
+            except LINK_ERRORS:
+                if self._is_lost:
+                    return None
+                await asyncio.sleep(_RETRY_S)
+
+    async def _sync(self) -> None:
+        while True:
+            await asyncio.sleep(_SYNC_S)
+            for job, order in list(self._orders.items()):
+                if isinstance(order, Assign):
+                    with contextlib.suppress(InputError, OSError):
+                        await self._transfer.fetch(job)
+
+    @property
+    def _is_lost(self) -> bool:
+        return time.monotonic() > self._client.answered_at + self._grace_s
+
+    async def _reconnect(self, reason: str) -> bool:
+        """Claim the same executor again before its lease has ended; False if it is gone or the time is up."""
+        log_event(_log, "link_broken", level=logging.WARNING, executor=self.name, reason=reason)
+        while not self._is_lost:
+            left_s = self._client.answered_at + self._grace_s - time.monotonic()
+            try:
+                client = await asyncio.wait_for(self._reclaim(self._client, self._stored), max(_RETRY_S, left_s))
+            except (CarpoolError, OSError):  # a timeout is one
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if client is None:
+                return False
+            self._client = client
+            self._repeat(client)
+            log_event(_log, "link_restored", executor=self.name)
+            return True
+        return False
+
+    def _repeat(self, client: ExecutorClient) -> None:
+        """Send again what the executor has not received."""
+        held = client.inventory.jobs
+        for job in held:
+            if job not in self._programs and job not in self._orders:
+                client.forget(job)
+        for job, program in self._programs.items():
+            if job not in held and job not in self._leaving:
+                client.introduce(job, program, resume=True)
+        behind = [
+            order
+            for job, order in self._orders.items()
+            if job not in held or held[job].generation < order.generation
+            if job not in self._leaving
+        ]
+        client.carry(behind)
+        for job in self._leaving:
+            client.hand_over(job)
+        client.proceed()
+
+
+def _leaving_jobs(report: Report) -> list[JobId]:
+    """Jobs whose files are complete with this report."""
+    if isinstance(report, HandedOver):
+        return [report.job]
+    facts = report.facts if isinstance(report, Facts) else ()
+    return [fact.job for fact in facts if isinstance(fact, JobFinished | JobFailed | JobCancelled)]

@@ -1,0 +1,172 @@
+"""Fleet access: claims, starts and replaces the executors of a daemon's members, and keeps their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from carpool.backends.executors import ExecutorGone, ExecutorPort
+from carpool.backends.fleet import MemberNode, device_names, loss_of, member_node
+from carpool.core.messages import Fact, JobFailed
+from carpool.core.model import DeviceId, JobId
+from carpool.core.scheduler import Scheduler
+from carpool.logs import log_event
+from carpool.runtime.executor.client import ExecutorOptions
+from carpool.runtime.executor.client_protocol import Inventory
+from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
+from carpool.service.daemon.recovery import is_ahead
+from carpool.service.store.store import Store
+
+_RESTARTS_WITHIN_S = 60.0
+_MAX_DEATHS = 2  # of executors that one job may cause
+
+_log = logging.getLogger(__name__)
+
+
+class MemberStart(NamedTuple):
+    """An executor at a daemon's start."""
+
+    port: ExecutorPort
+    inventory: Inventory | None = None  # of one that the journal knows
+    is_absent: bool = False  # the member is away
+    is_unfit: bool = False  # it has other devices or unknown orders, and must be replaced
+
+
+class FleetAccess:
+    """The executors of a daemon, by the names of their members."""
+
+    def __init__(
+        self,
+        members: Sequence[FleetMember],
+        store: Store,
+        scheduler: Scheduler,
+        options: ExecutorOptions,
+        commit: Callable[[], Awaitable[None]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._members = {each.member.name: each for each in members}
+        self._store = store
+        self._scheduler = scheduler
+        self._options = options
+        self._commit = commit
+        self._tell = tell
+        self._restarts: dict[str, list[float]] = {}
+        self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
+        self.nodes: dict[str, MemberNode] = {}
+        cluster = scheduler.cluster
+        for name, each in self._members.items():
+            self.nodes[name] = node = member_node(cluster, each.member)
+            if all(other.name != node.name for other in cluster.nodes):
+                cluster = cluster.joined(node.name, node.banks, node.supplies)
+
+    @property
+    def names(self) -> dict[int, str]:
+        return device_names(self.nodes)
+
+    def owner(self, device: DeviceId) -> str:
+        """The member that has a device."""
+        node = self._scheduler.cluster.node_of(device).name
+        return next(name for name, own in self.nodes.items() if own.name == node)
+
+    async def start(self) -> Mapping[str, MemberStart]:
+        """Claim the executors that an earlier daemon left running, and start the others."""
+        if len(self._members) == 1:  # without a task, which a cancellation could overtake
+            return {name: await self._claim_or_start(name) for name in self._members}
+        starting = [asyncio.create_task(self._claim_or_start(name)) for name in self._members]
+        try:
+            return dict(zip(self._members, await asyncio.gather(*starting), strict=True))
+        except BaseException:
+            await self._undo(starting)
+            raise
+
+    async def _undo(self, starting: Sequence[asyncio.Task[MemberStart]]) -> None:
+        """End the executors that were started before another one failed to start; leave the others as they were."""
+        for task in starting:
+            task.cancel()
+        for started in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(started, MemberStart) and started.inventory is None:
+                await started.port.stop(checkpoint=False)
+            elif isinstance(started, MemberStart):
+                await started.port.leave()
+
+    async def _claim_or_start(self, name: str) -> MemberStart:
+        found = await self._members[name].access.find(self._claims(name), self._tell)
+        if found is None:
+            try:
+                return MemberStart(await self.start_executor(name))
+            except Unreachable as absent:
+                return MemberStart(absent.port, is_absent=True)
+        if not self._fits(name, found.inventory):
+            return MemberStart(found, is_unfit=True)
+        is_known = found.life == self._store.mark.of(name).life
+        jobs = len(found.inventory.jobs)
+        log_event(_log, "executor_claimed", executor=name, life=found.life, jobs=jobs, is_known=is_known)
+        return MemberStart(found, found.inventory if is_known else None)
+
+    def _fits(self, name: str, inventory: Inventory) -> bool:
+        """Whether an executor has the wanted devices and no order that the journal does not hold.
+
+        One that the journal does not know was started by a daemon that died at once: it has no jobs yet.
+        """
+        is_known = inventory.life == self._store.mark.of(name).life or not inventory.jobs
+        is_behind = is_known and not is_ahead(self._scheduler.jobs, inventory.jobs)
+        return not self._store.findings.lost and is_behind and inventory.devices == self.nodes[name].devices
+
+    async def start_executor(self, name: str) -> ExecutorPort:
+        port = await self._members[name].access.start(self._claims(name))
+        devices = [device.name for device in self.nodes[name].devices]
+        log_event(_log, "executor_started", executor=name, life=port.life, devices=devices)
+        return port
+
+    async def renew(self, name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
+        """Replace an executor that is gone: by a new one, or by a port that waits for the member's return."""
+        access = self._members[name].access
+        self._count_restart(name, reason, access.max_restarts)
+        blamed = self._blame(name, reason)
+        try:
+            self.nodes[name] = member_node(self._scheduler.cluster, self._members[name].member)
+            return await self.start_executor(name), [*self.rejoin(name), *blamed]
+        except Unreachable as absent:
+            log_event(_log, "member_lost", level=logging.WARNING, executor=name, reason=f"{reason}; {absent}")
+            return absent.port, [*self.lose(name), *blamed]
+
+    def _count_restart(self, name: str, reason: str, allowed: int) -> None:
+        now = time.monotonic()
+        recent = [each for each in self._restarts.get(name, ()) if now - each < _RESTARTS_WITHIN_S]
+        self._restarts[name] = [*recent, now]
+        if len(self._restarts[name]) > allowed:
+            times = f" for the {len(self._restarts[name])}th time within {_RESTARTS_WITHIN_S:.0f} s" if allowed else ""
+            raise ExecutorGone(f"the executor ended{times}: {reason}")
+
+    def _blame(self, name: str, reason: str) -> list[Fact]:
+        """Fail the job that a member's executor was handling when it died, if that has happened before."""
+        job = self._members[name].access.job_in_hand()
+        if job is None or job not in self._scheduler.jobs:
+            return []
+        self._deaths[job] += 1
+        log_event(_log, "executor_died_of_job", level=logging.ERROR, job=job, times=self._deaths[job], reason=reason)
+        if self._deaths[job] < _MAX_DEATHS:
+            return []
+        error = f"quarantined: the executor died {self._deaths[job]} times while it handled this job ({reason})"
+        return [JobFailed(job, self._scheduler.jobs[job].generation, error)]
+
+    def lose(self, name: str) -> list[Fact]:
+        """A member is away, with all that ran on it."""
+        return loss_of(self._scheduler.cluster, self._scheduler.snapshot().occupancy.lost, name)
+
+    def rejoin(self, name: str) -> list[Fact]:
+        """A member was lost, with all that ran on it, and rejoins."""
+        node = self.nodes[name]
+        log_event(_log, "node_rejoined", node=node.name, devices=len(node.devices))
+        return node.rejoin(self._scheduler.cluster, self._scheduler.snapshot().occupancy.lost, name)
+
+    def close(self) -> None:
+        for each in self._members.values():
+            each.access.close()
+
+    def _claims(self, name: str) -> ClaimSource:
+        return ClaimSource(self._store, self.nodes[name].devices, self._options, self._commit, name)

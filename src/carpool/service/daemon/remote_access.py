@@ -1,0 +1,265 @@
+"""Remote access: claims, starts and waits for the executors of other machines (engine ``hosts``)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from carpool.backends.executors import ExecutorPort
+from carpool.backends.fleet import Member
+from carpool.backends.job_transfer import CodeArchives, JobTransfer
+from carpool.backends.remote_member import RemoteMember
+from carpool.core.errors import CarpoolError, InputError
+from carpool.core.messages import Order
+from carpool.core.model import JobId
+from carpool.jobs.hosts_file import Host, HostsFile
+from carpool.jobs.job_file import ListedJob
+from carpool.jobs.program import Program
+from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
+from carpool.runtime.executor.remote_link import AgentFacts, RemoteFiles, connect
+from carpool.runtime.executor.remote_start import ensure_agent
+from carpool.runtime.executor.reports import Gone, Report
+from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
+
+_SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connection is renewed
+_MARGIN_S = 2.0  # beyond the lease, before a member counts as lost: for the tick that stops its jobs at a step
+_MARGIN_SHARE = 0.25
+_RETRY_S = 1.0
+_MIN_REQUEST_S = 5.0  # for a request for files
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """What all members of a fleet share."""
+
+    state: Path  # of the daemon
+    lease_s: float
+    codes: CodeArchives
+    orphan_s: float = 86400.0  # an executor without its scheduler saves all states and exits after this
+
+    @property
+    def grace_s(self) -> float:
+        return self.lease_s * (1.0 + _MARGIN_SHARE) + _MARGIN_S
+
+    @property
+    def owner(self) -> str:
+        """Names this scheduler to agents, which serve one at a time."""
+        return f"state folder {self.state.absolute()}"
+
+
+class RemoteAccess:
+    """How the executor of one host is claimed, started and replaced."""
+
+    max_restarts = sys.maxsize  # a member that is away is waited for
+
+    def __init__(self, host: Host, settings: RemoteSettings, there: Path) -> None:
+        self._host = host
+        self._settings = settings
+        self._there = there  # state folder of the agent
+        self._has_started = False
+        self._ready: RemoteMember | None = None  # started while the loop went on
+        self._in_hand: JobId | None = None  # of the executor that died last
+
+    async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> RemoteMember | None:
+        """Claim the executor that an earlier daemon left running there."""
+        if not claims.is_known:
+            return None
+        lost_at = time.monotonic() + self._settings.grace_s  # until then its jobs may run, under the previous daemon
+        while True:
+            try:
+                facts = await agent_facts(self._host)
+                return await self._member(claims, fresh=False) if facts.is_running else None
+            except InputError as error:
+                if time.monotonic() > lost_at:
+                    tell(f"{error} Its jobs resume on other machines, or when it returns.")
+                    return None
+                await asyncio.sleep(_RETRY_S)
+
+    async def start(self, claims: ClaimSource) -> ExecutorPort:
+        """Start a fresh executor there, which replaces one that runs.
+
+        While the loop runs it does not wait for that: the member counts as away until its executor is ready.
+        """
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            return ready
+        if self._has_started:
+            raise Unreachable("its executor is started again", AbsentMember(lambda: self._restart(claims)))
+        try:
+            return await self._member(claims, fresh=True)
+        except InputError as error:
+            if not claims.is_known:
+                raise
+            raise Unreachable(str(error), AbsentMember(lambda: self._restart(claims))) from None
+
+    async def _restart(self, claims: ClaimSource) -> None:
+        """Start a fresh executor as soon as the host can be reached."""
+        while self._ready is None:
+            try:
+                self._ready = await self._member(claims, fresh=True)
+            except (CarpoolError, OSError):
+                await asyncio.sleep(_RETRY_S)
+
+    def job_in_hand(self) -> JobId | None:
+        """The job that the last executor was handling when it died, named once: one loss takes two replacements."""
+        job, self._in_hand = self._in_hand, None
+        return job
+
+    def close(self) -> None:
+        """Disconnect; the agent and what it has started stay."""
+        if self._ready is not None:
+            self._ready.close()
+
+    async def _member(self, claims: ClaimSource, *, fresh: bool) -> RemoteMember:
+        client = await self._claim(claims, fresh=fresh)
+        self._has_started = True
+
+        async def reclaim(before: ExecutorClient, stored: int) -> ExecutorClient | None:
+            return await self._reclaim(claims, before, stored)
+
+        settings = self._settings
+        transfer = JobTransfer(
+            settings.state, RemoteFiles(self._host, max(_MIN_REQUEST_S, settings.lease_s)), settings.codes
+        )
+        return RemoteMember(self._host.name, client, reclaim, transfer, settings.grace_s)
+
+    async def _claim(
+        self, claims: ClaimSource, *, fresh: bool, before: ExecutorClient | None = None, stored: int | None = None
+    ) -> ExecutorClient:
+        lease_s = self._settings.lease_s
+        while True:
+            connection = await connect(self._host, "executor", owner=self._settings.owner, fresh=fresh, lease_s=lease_s)
+            claim = self._claim_for(await claims.next_durable())
+            if before is not None and stored is not None:
+                claim = replace(claim, life=before.life, after=stored)
+            try:
+                return await ExecutorClient.claim_remote(
+                    connection.reader, connection.writer, claim, RemoteProcess(), before
+                )
+            except ClaimRefused as refused:  # only this scheduler has the token: the store has lost an epoch
+                claims.outnumbered(refused.epoch)
+
+    def _claim_for(self, claim: Claim) -> Claim:
+        marker = str(ExecutorSocket(self._there / "executor").job_marker)
+        options = replace(claim.options, on_orphan="wait", orphan_s=self._settings.orphan_s, job_marker=marker)
+        lease_s = self._settings.lease_s
+        return replace(claim, state=self._there, options=options, silence_s=lease_s * _SILENCE_SHARE, lease_s=lease_s)
+
+    async def _reclaim(self, claims: ClaimSource, before: ExecutorClient, stored: int) -> ExecutorClient | None:
+        """Claim the executor of a broken connection again; None if it has exited."""
+        facts = await agent_facts(self._host)
+        if not facts.is_running:
+            self._in_hand = JobId(facts.job_in_hand) if facts.job_in_hand else None
+            return None
+        client = await self._claim(claims, fresh=False, before=before, stored=stored)
+        if client.life == before.life:
+            return client
+        await client.leave()
+        return None
+
+
+class AbsentMember:
+    """Stands for a member that is lost, until its next executor is ready."""
+
+    life = 0
+    heard = 0
+
+    def __init__(self, restart: Callable[[], Awaitable[None]]) -> None:
+        self._restart = restart
+        self._stopped = asyncio.Event()
+
+    def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
+        """It holds no jobs."""
+
+    def carry(self, orders: Sequence[Order]) -> None:
+        """It has no devices that orders could be for."""
+
+    def hand_over(self, job: JobId) -> None:
+        """It holds no jobs."""
+
+    def forget(self, job: JobId) -> None:
+        """It holds no jobs."""
+
+    def acknowledge(self, number: int) -> None:
+        """It sends no reports."""
+
+    def proceed(self) -> None:
+        """It holds no jobs."""
+
+    async def receive(self) -> Report:
+        """Return when an executor is ready, which the loop then asks for, or when the loop ends."""
+        restarting, stopping = asyncio.ensure_future(self._restart()), asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait({restarting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            restarting.cancel()
+            stopping.cancel()
+        return Gone("it is away" if self._stopped.is_set() else "the next executor is ready")
+
+    async def stop(self, *, checkpoint: bool) -> None:
+        self._stopped.set()
+
+    async def leave(self) -> None:
+        self._stopped.set()
+
+
+async def agent_facts(host: Host) -> AgentFacts:
+    """What a host's agent says about its machine; InputError if it cannot be asked."""
+    connection = await connect(host, "facts")
+    connection.writer.close()
+    return connection.facts
+
+
+@dataclass(frozen=True, slots=True)
+class HostFinding:
+    """Whether one host can be used."""
+
+    name: str
+    is_there: bool
+    found: str  # its versions and devices, or the problem
+
+
+async def examine_hosts(hosts: HostsFile) -> list[HostFinding]:
+    """Ask every host for its versions and devices; GPU drivers may differ, everything else must not."""
+
+    async def examine(host: Host) -> HostFinding:
+        try:
+            facts = await agent_facts(host)
+        except InputError as error:
+            return HostFinding(host.name, is_there=False, found=str(error))
+        versions = facts.versions
+        words = [f"carpool {versions.carpool}", f"Python {versions.python}", f"torch {versions.torch}"]
+        words += [f"driver {facts.drivers}"] if facts.drivers else []
+        words.append(", ".join(f"{device.name} ({device.kind})" for device in facts.devices))
+        return HostFinding(host.name, is_there=True, found="; ".join(words))
+
+    return list(await asyncio.gather(*[examine(host) for host in hosts.hosts]))
+
+
+async def check_jobs(hosts: HostsFile, state: Path, jobs: Sequence[ListedJob]) -> None:
+    """InputError for code that is too large to send, or a path that a job names and a host does not have."""
+    codes = CodeArchives(state, hosts.max_code_bytes)
+    for folder in {program.folder for _, program in jobs if program.folder}:
+        await codes.of(folder)
+    for host in hosts.hosts:
+        transfer = JobTransfer(state, RemoteFiles(host), codes)
+        try:
+            for spec, program in jobs:
+                await transfer.check_paths(spec.id, program)
+        finally:
+            transfer.close()
+
+
+async def remote_members(hosts: HostsFile, state: Path, *, orphan_s: float = 86400.0) -> tuple[FleetMember, ...]:
+    """The members of a hosts file, each asked for its devices; InputError if one cannot be reached."""
+    settings = RemoteSettings(state, hosts.lease_s, CodeArchives(state, hosts.max_code_bytes), orphan_s)
+    await asyncio.gather(*[ensure_agent(host) for host in hosts.hosts])
+    found = await asyncio.gather(*[agent_facts(host) for host in hosts.hosts])
+    return tuple(
+        FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts.state))
+        for host, facts in zip(hosts.hosts, found, strict=True)
+    )

@@ -1,0 +1,70 @@
+"""Requests for files reach an agent's own folders only, and files are whole or absent."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.jobs.code_archive import pack
+from carpool.runtime.executor.remote_files import FileService
+
+
+def ask(service: FileService, payload: bytes = b"", **request: Any) -> tuple[dict[str, Any], bytes]:
+    return asyncio.run(service.answer(request, payload))
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "checkpoints/../log", "profile.json", "log\n"])
+def test_only_a_jobs_own_files_can_be_read_and_written(path: str, tmp_path: Path) -> None:
+    service = FileService(tmp_path / "state")
+    assert "error" in ask(service, do="read", job="a", path=path, start=0)[0]
+    assert "error" in ask(service, b"x", do="write", job="a", path=path, start=0, size=1)[0]
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("job", ["../x", "/x", "..", "a/b", ""])
+def test_a_jobs_name_cannot_lead_out(job: str, tmp_path: Path) -> None:
+    state = tmp_path / "deep" / "state"
+    ask(FileService(state), b"x", do="write", job=job, path="log", start=0, size=1)
+    assert all(path.is_relative_to(state / "jobs") for path in tmp_path.rglob("log"))
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
+    service = FileService(tmp_path)
+    name = "checkpoints/step-000000001.ckpt"
+    ask(service, b"ab", do="write", job="j", path=name, start=0, size=4)
+    assert ask(service, do="list", job="j")[0]["files"] == []
+    assert "error" in ask(service, b"cd", do="write", job="j", path=name, start=3, size=4)[0]
+    ask(service, b"cd", do="write", job="j", path=name, start=2, size=4)
+    assert ask(service, do="read", job="j", path=name, start=1) == ({}, b"bcd")
+    ask(service, b"old", do="write", job="j", path="checkpoints/step-000000009.ckpt", start=0, size=3)
+    ask(service, do="keep", job="j", names=[name])
+    assert [each[0] for each in ask(service, do="list", job="j")[0]["files"]] == [name]
+    ask(service, do="drop", job="j")
+    assert ask(service, do="jobs") == ({"jobs": []}, b"")
+
+
+def test_code_is_stored_under_its_digest_only(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("x = 1\n")
+    archive, service = pack(tmp_path / "code"), FileService(tmp_path / "state")
+    size = len(archive.content)
+    assert "error" in ask(service, archive.content, do="put_code", digest="0" * 64, size=size, start=0)[0]
+    assert "error" in ask(service, archive.content, do="put_code", digest="../x", size=size, start=0)[0]
+    assert ask(service, do="has_code", digest="0" * 64)[0] == {"has": False}
+    ask(service, archive.content, do="put_code", digest=archive.digest, size=size, start=0)
+    (tmp_path / "data").mkdir()
+    missing = ask(service, do="unpack", job="j", digest=archive.digest, links={"d": "/no/such"})[0]
+    assert "/no/such" in missing["error"]
+    links = {"d": str(tmp_path / "data")}
+    folder = Path(ask(service, do="unpack", job="j", digest=archive.digest, links=links)[0]["folder"])
+    assert (folder / "train.py").read_text() == "x = 1\n"
+    assert (folder / "d").is_dir()
+    (folder / "written").touch()
+    ask(service, do="unpack", job="j", digest=archive.digest, links=links)
+    assert (folder / "written").exists(), "a resumed job finds what it wrote"
+
+
+@pytest.mark.parametrize("request_", [{}, {"do": "x"}, {"do": "read"}, {"do": "read", "job": 1, "path": 2, "start": 0}])
+def test_an_invalid_request_gets_an_answer(request_: dict[str, Any], tmp_path: Path) -> None:
+    assert "error" in ask(FileService(tmp_path), **request_)[0]

@@ -1,0 +1,218 @@
+"""Jobs on other machines: moved, cut off, stopped and killed, each ends once with the weights of a local run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carpool.core.errors import InputError
+from carpool.core.messages import NodeDrained
+from carpool.core.model import JobId
+from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.runtime.executor.reports import Gone
+from carpool.runtime.worker.entry_loader import load_training
+from carpool.service.daemon.bootstrap import DaemonInstance
+from carpool.service.daemon.remote_access import AbsentMember, check_jobs, remote_members
+from carpool.testing.reference import plain_loop
+from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
+from tests.support.fleet_rig import AgentProcess, Link, fleet_daemon, hosts_of, until
+
+LEASE_S = 3.0
+
+
+def jobs_in(folder: Path, count: int, steps: int = 60, step_s: float = 0.01, extra: str = "") -> tuple[ListedJob, ...]:
+    folder.mkdir(exist_ok=True)
+    (folder / "jobs.py").write_text(SLOW_TRAINING, encoding="utf-8")
+    tables = [
+        f'[[job]]\nname = "job-{number}"\nentry = "jobs.py:tiny"\nexact = true\n'
+        f"args = {{ seed = {number}, steps = {steps}, step_s = {step_s} }}\n{extra}"
+        for number in range(count)
+    ]
+    (folder / "jobs.toml").write_text("\n".join(tables), encoding="utf-8")
+    return read_jobs(folder / "jobs.toml").jobs
+
+
+def digest_of(folder: Path, job: ListedJob) -> str:
+    args = {**job.program.args, "step_s": 0.0}
+    return plain_loop(load_training("jobs.py:tiny", args, folder=folder), shards=job.program.shards).digest
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
+    started = [AgentProcess(tmp_path, name) for name in ("left", "right", "third")]
+    yield started
+    for each in started:
+        each.close()
+
+
+def has_lost(daemon: DaemonInstance) -> bool:
+    return bool(daemon.scheduler.snapshot().occupancy.lost)
+
+
+def placed(daemon: DaemonInstance, job: str) -> str:
+    """The member that a job is assigned to; empty: none."""
+    held = daemon.scheduler.jobs[JobId(job)].desired if JobId(job) in daemon.scheduler.jobs else None
+    return "" if held is None else daemon.scheduler.cluster.node_of(next(iter(held.devices()))).name
+
+
+def done(daemon: DaemonInstance, job: str) -> float:
+    return daemon.observers.accounting.accounts[JobId(job)].done
+
+
+def test_thirty_jobs_on_three_members_one_killed_and_rejoined(tmp_path: Path, agents: list[AgentProcess]) -> None:
+    for each in agents:
+        each.start()
+    jobs = jobs_in(tmp_path / "code", 30, steps=20)
+    state = tmp_path / "state"
+
+    async def main() -> None:
+        async with fleet_daemon(state, hosts_of(*agents, lease_s=LEASE_S)) as daemon:
+            await daemon.loop.submit(jobs)
+            await until(daemon, lambda: any(placed(daemon, job.spec.id) == "right" for job in jobs))
+            agents[1].kill()
+            await until(daemon, lambda: has_lost(daemon))
+            agents[1].start()
+            await until(daemon, lambda: not has_lost(daemon))
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+
+    asyncio.run(main())
+    entries = read(state)
+    check_journal(entries, [job.spec.id for job in jobs])
+    found = outcomes(entries)
+    assert {job.spec.id: found[job.spec.id].digest for job in jobs} == {
+        job.spec.id: digest_of(tmp_path / "code", job) for job in jobs
+    }
+    interrupted = {
+        change.job
+        for entry in entries
+        if entry.record.planned is not None
+        for change in entry.record.planned.changes
+        if change.allocation is None
+    }
+    assert not interrupted, "jobs elsewhere are never released"
+    once = [job.spec.id for job in jobs if steps_made(state, job.spec.id) == dict.fromkeys(range(1, 21), 1)]
+    assert len(once) >= 29, "only the job of the killed member made steps again"
+
+
+@pytest.mark.parametrize("trouble", ["link", "agent", "executor"])
+def test_a_member_that_is_cut_off_past_its_lease_writes_nothing(
+    trouble: str, tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    left, right, _ = agents
+    left.start()
+    right.start()
+    (job,) = jobs_in(tmp_path / "code", 1, steps=400, extra="checkpoint_every = 1\n")
+    state = tmp_path / "state"
+
+    async def main() -> bytes:
+        link = await Link(left.port).open()
+        hosts = hosts_of(left, right, lease_s=LEASE_S, ports={"left": link.port})
+        try:
+            async with fleet_daemon(state, hosts) as daemon:
+                await daemon.loop.submit([job])
+                await until(daemon, lambda: done(daemon, "job-0") >= 5)
+                assert placed(daemon, "job-0") == "left"
+                executor = left.executor_pid
+                assert executor is not None
+                if trouble == "link":
+                    link.cut()
+                elif trouble == "agent":
+                    left.send(signal.SIGSTOP)
+                else:
+                    os.kill(executor, signal.SIGSTOP)
+                await until(daemon, lambda: has_lost(daemon))
+                before = left.log_of("job-0")
+                await until(daemon, lambda: not daemon.scheduler.jobs or placed(daemon, "job-0") == "right")
+                await until(daemon, lambda: not daemon.scheduler.jobs)
+                after = left.log_of("job-0") or before  # it is deleted when the member returns
+                link.heal()
+                if trouble == "agent":
+                    left.send(signal.SIGCONT)
+                await until(daemon, lambda: not has_lost(daemon))
+                assert left.executor_pid != executor, "what it ran is gone"
+                assert after == before, "it stood still once it counted as lost"
+        finally:
+            await link.close()
+        return before
+
+    assert asyncio.run(main())
+    entries = read(state)
+    check_journal(entries, [job.spec.id])
+    assert outcomes(entries)[job.spec.id].digest == digest_of(tmp_path / "code", job)
+
+
+def test_a_short_cut_interrupts_no_job_and_a_released_job_moves_with_its_state(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    left, right, _ = agents
+    left.start()
+    right.start()
+    (job,) = jobs_in(tmp_path / "code", 1, steps=150)
+    state = tmp_path / "state"
+
+    async def main() -> None:
+        link = await Link(left.port).open()
+        hosts = hosts_of(left, right, lease_s=20.0, ports={"left": link.port})
+        try:
+            async with fleet_daemon(state, hosts) as daemon:
+                await daemon.loop.submit([job])
+                await until(daemon, lambda: done(daemon, "job-0") >= 5)
+                link.drop()
+                await until(daemon, lambda: done(daemon, "job-0") >= 20)
+                assert placed(daemon, "job-0") == "left"
+                assert not has_lost(daemon), "the lease had not ended"
+                await daemon.loop.apply(NodeDrained(daemon.scheduler.cluster.nodes[0].id))
+                await until(daemon, lambda: placed(daemon, "job-0") == "right")
+                await until(daemon, lambda: not daemon.scheduler.jobs)
+        finally:
+            await link.close()
+
+    asyncio.run(main())
+    entries = read(state)
+    check_journal(entries, [job.spec.id])
+    assert steps_made(state, job.spec.id) == dict.fromkeys(range(1, 151), 1), "no step is made twice"
+    assert outcomes(entries)[job.spec.id].digest == digest_of(tmp_path / "code", job)
+
+
+def test_a_member_that_is_away_does_not_keep_the_loop_from_ending() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        absent = AbsentMember(never)
+        receiving = asyncio.create_task(absent.receive())
+        await absent.stop(checkpoint=True)
+        assert isinstance(await receiving, Gone)
+
+    asyncio.run(main())
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, agents: list[AgentProcess]) -> None:
+    left = agents[0]
+    left.start()
+    state = tmp_path / "state"
+    hosts = hosts_of(left)
+    jobs = jobs_in(tmp_path / "code", 1)
+
+    def refused(**changes: object) -> str:
+        from dataclasses import replace
+
+        wrong = replace(hosts, hosts=(replace(hosts.hosts[0], **changes),))  # type: ignore[arg-type]
+        with pytest.raises(InputError) as error:
+            asyncio.run(remote_members(wrong, state))
+        return str(error.value)
+
+    assert "cannot be reached" in refused(port=1)
+    assert "wrong token" in refused(token="f" * 32)
+    assert "TLS" in refused(tls=True)
+    assert not (left.state / "executor").exists(), "nothing was started"
+    big = tmp_path / "code" / "big.bin"
+    big.write_bytes(os.urandom(1 << 20))
+    with pytest.raises(InputError, match="max_code"):
+        asyncio.run(check_jobs(hosts.__class__(hosts.hosts, max_code_bytes=1 << 19), state, jobs))
+    assert asyncio.run(check_jobs(hosts, state, jobs)) is None
