@@ -49,7 +49,7 @@ class Stop:
             MetricGoal.parse(self.target_metric)
 
     def most_steps(self, steps_per_epoch: int | None) -> int | None:
-        """The maximum number of steps, at most 2**53; None if only a target or the end of a stream ends the training."""
+        """The maximum number of steps, at most 2**53; None if only a target or the data ends the training."""
         limits = [] if self.steps is None else [self.steps]
         if self.epochs is not None and steps_per_epoch is not None:
             limits.append(min(self.epochs * steps_per_epoch, MAX_INT))
