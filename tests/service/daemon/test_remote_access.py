@@ -107,7 +107,7 @@ def test_a_member_that_is_cut_off_past_its_lease_writes_nothing(
     left, right, _ = agents
     left.start()
     right.start()
-    (job,) = jobs_in(tmp_path / "code", 1, steps=400, extra="checkpoint_every = 1\n")
+    (job,) = jobs_in(tmp_path / "code", 1, steps=600, step_s=0.02, extra="checkpoint_every = 1\n")
     state = tmp_path / "state"
 
     async def main() -> bytes:
