@@ -139,11 +139,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_colocation.json")
     parser.add_argument("--mixes", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first mix")
     parser.add_argument("--oracle", action="store_true", help="policies see the table's interference model")
     options = parser.parse_args()
     world = StepWorld.load(options.table)
     rows = []
-    for seed in range(options.mixes):
+    for seed in range(options.first, options.first + options.mixes):
         arrivals = drawn(world, seed)
         found = [run(world, arrivals, policy, oracle=options.oracle) for policy in POLICIES]
         best = min(row["avg_jct_s"] for row in found)
@@ -152,11 +153,14 @@ def main() -> None:
         print(
             f"mix {seed} ({len(arrivals)} jobs): {told}; default {found[0]['avg_jct_s'] / best:.3f} of best", flush=True
         )
-    logs = {p: np.mean([log(next(r["avg_jct_s"] for r in row["policies"] if r["policy"] == p)) for row in rows]) for p in POLICIES}  # fmt: skip
-    means = {policy: round(float(np.exp(value)), 2) for policy, value in logs.items()}
+    means = {}
+    for place, policy in enumerate(POLICIES):
+        logs = [log(row["policies"][place]["avg_jct_s"]) for row in rows]
+        means[policy] = round(float(np.exp(np.mean(logs))), 2)
     print("geometric means", means)
     print("median lane changes", median(row["policies"][0]["lane_changes"] for row in rows))
-    save("sharing_mixes_oracle" if options.oracle else "sharing_mixes", {"geometric_mean_jct_s": means, "mixes": rows})
+    name = "sharing_mixes" + ("_oracle" if options.oracle else "") + (f"_{options.first}" if options.first else "")
+    save(name, {"geometric_mean_jct_s": means, "mixes": rows})
 
 
 if __name__ == "__main__":

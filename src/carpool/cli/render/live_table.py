@@ -71,7 +71,7 @@ class LineDisplay:
             yield account.submitted_at, format_params(account.spec.params)
         for given in account.decisions[self._decisions.get(job, 0) :]:
             what = "waits" if given.allocation is None else f"gets {held(given.allocation, self._run.names)}"
-            yield given.at, f"{what}: {given.reason}"
+            yield given.at, f"{what}: {given.reason.partition('; ')[0]}"  # `carpool explain` has the whole reason
         self._decisions[job] = len(account.decisions)
         yield from account.story[self._messages.get(job, 0) :]
         self._messages[job] = len(account.story)

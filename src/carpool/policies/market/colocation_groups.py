@@ -18,6 +18,7 @@ from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.estimator_queries import placed_on, worth_of_step
+from carpool.policies.market.group_trials import GroupTrials
 from carpool.policies.market.knapsack import NONE, Choices, Floats
 from carpool.policies.market.lane_groups import Bids, Block, LaneGroups, considered, sharers_of
 from carpool.policies.market.menu import Menu
@@ -150,7 +151,9 @@ def _together(
     return ColocationGroup(rows, values, column, batches)
 
 
-def form_lane_groups(view: Snapshot, menu: Menu, bids: Bids, prices: Floats, *, most: int) -> ColocationGroups:
+def form_lane_groups(
+    view: Snapshot, menu: Menu, bids: Bids, prices: Floats, trials: GroupTrials, *, most: int
+) -> ColocationGroups:
     """Form groups with shares, where the estimator predicts what jobs keep at any shares (`lane_groups`)."""
     sharers = sharers_of(view, menu)
     groups = _alone(menu, bids.values, _capped_stays(view, menu, bids.stays, sharers), sharers)
@@ -158,14 +161,23 @@ def form_lane_groups(view: Snapshot, menu: Menu, bids: Bids, prices: Floats, *, 
     costs = menu.needs @ prices
     for kind, column in [(o.groups[0][0], c) for c, o in enumerate(menu.offers) if o.width == 1]:
         able = [row for row in rows if menu.rates[row, column] > 0.0 and len(groups.rows(row)) == 1]
-        for block in LaneGroups(view, menu, bids, kind, column, most, sharers).merged(able):
+        for block in LaneGroups(view, menu, bids, kind, column, most, sharers, trials).merged(able):
             group = _lane_group(menu, bids, column, block)
-            apart = sum(_surplus(groups.values[row], costs) for row in block.rows)
-            if _surplus(group.values, costs) > apart * (1.0 + _LITTLE):
+            if _is_better(
+                group, [groups.values[row] for row in block.rows], costs, scarce=len(menu.jobs) > menu.supply.sum()
+            ):
                 first, *others = block.rows
                 for other in others:
                     groups.put(first, other, group)
     return groups.without_empty()
+
+
+def _is_better(group: ColocationGroup, apart: Sequence[Floats], costs: Floats, *, scarce: bool) -> bool:
+    """Whether a group is worth more than its jobs apart; where devices are scarce, than any one of them."""
+    surplus = [_surplus(values, costs) for values in apart]
+    if _surplus(group.values, costs) > sum(surplus) * (1.0 + _LITTLE):
+        return True
+    return scarce and float(group.values.max()) >= max(float(values.max()) for values in apart)
 
 
 def _lane_group(menu: Menu, bids: Bids, column: int, block: Block) -> ColocationGroup:
@@ -175,6 +187,9 @@ def _lane_group(menu: Menu, bids: Bids, column: int, block: Block) -> Colocation
         alone = bids.worths[row] * menu.rates[row, column]
         is_moved = menu.held[row] != NONE and not block.is_held
         values[column] += speed * (bids.values[row, column] if is_moved else alone)
+    if not block.is_measured and all(menu.held[row] == NONE for row in block.rows):
+        # hope alone does not displace a running job
+        values[column] = min(values[column], max(float(bids.values[row, column]) for row in block.rows))
     if block.is_held:
         values[column] *= _STAYS if block.is_measured else _UNMEASURED
     return ColocationGroup(block.rows, values, column if block.is_held else NONE, shares={column: block.shares})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,15 +29,31 @@ class GroupTrials:
 
     since: dict[str, float] = field(default_factory=dict)  # by the names of the jobs with their shares
     probed: list[JobId] = field(default_factory=list)
+    refused: list[frozenset[JobId]] = field(default_factory=list)  # measured to be slower than taking turns
 
     @classmethod
     def of(cls, note: Any, view: Snapshot) -> GroupTrials:
         since = {str(mix): float(at) for mix, at in note.get("groups", {}).items()}
-        return cls(since, [JobId(job) for job in note.get("probed", ()) if job in view.jobs])
+        refused = [
+            frozenset(map(JobId, mix)) for mix in note.get("refused", ()) if all(job in view.jobs for job in mix)
+        ]
+        return cls(since, [JobId(job) for job in note.get("probed", ()) if job in view.jobs], refused)
 
     def note(self) -> dict[str, object]:
-        found: dict[str, object] = {"groups": self.since} if self.since else {}
-        return {**found, "probed": self.probed} if self.probed else found
+        """What the next plan needs; nothing where no jobs share."""
+        refused = [sorted(mix) for mix in self.refused]
+        found: dict[str, object] = {"groups": self.since, "probed": self.probed, "refused": refused}
+        return {key: value for key, value in found.items() if value}
+
+    def refuse(self, jobs: Iterable[JobId]) -> None:
+        mix = frozenset(jobs)
+        if not self.is_refused(mix):
+            self.refused.append(mix)
+
+    def is_refused(self, jobs: Iterable[JobId]) -> bool:
+        """Whether a group contains one that was slower than taking turns, at whatever shares."""
+        mix = frozenset(jobs)
+        return any(bad <= mix for bad in self.refused)
 
     def review(self, draft: Draft) -> float | None:
         """Look at all shared devices; probes jobs whose rate alone is unknown. When to look again; None: no need."""

@@ -19,7 +19,7 @@ from carpool.core.estimates import Estimate, MixEntry
 from carpool.core.model import JobId, Kind
 from carpool.core.policy import Snapshot
 from carpool.policies.estimator_queries import memory_of
-from carpool.policies.market.group_trials import SETTLED
+from carpool.policies.market.group_trials import SETTLED, GroupTrials
 from carpool.policies.market.knapsack import NONE, Floats
 from carpool.policies.market.menu import Menu
 
@@ -87,6 +87,7 @@ class LaneGroups:
     column: int
     most: int
     sharers: Mapping[int, set[int]]
+    trials: GroupTrials
     _known: dict[tuple[int, ...], Block | None] = field(default_factory=dict)
 
     def merged(self, rows: Sequence[int]) -> list[Block]:
@@ -110,7 +111,10 @@ class LaneGroups:
         blocks = []
         for group in found:
             best, now = self._known[group], self._now(group)
-            if now is not None and not self._is_slower_than_turns(now):
+            if now is not None and self._is_slower_than_turns(now):
+                self.trials.refuse(self._ids(group))
+                self._known[group] = None
+            elif now is not None:
                 blocks.append(now if best is None or best.cost * _SAVES > now.cost else best)
         return blocks
 
@@ -230,7 +234,13 @@ class LaneGroups:
             each is not None and each.fractions == (share,) for each, share in zip(held, shares, strict=True)
         )
 
+    def _ids(self, rows: Sequence[int]) -> list[JobId]:
+        return [self.menu.jobs[row].id for row in rows]
+
     def _fits(self, rows: Sequence[int]) -> bool:
+        """Whether memory suffices, and no part of the group was measured to be slower than taking turns."""
+        if self.trials.is_refused(self._ids(rows)):
+            return False
         there = self.view.cluster.least_memory.get(self.kind, 0)
         needed = [memory_of(self.view.estimates, self.menu.jobs[row].spec) for row in rows]
         return not there or sum(needed) <= there

@@ -16,7 +16,7 @@ from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot, describe_next_end
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, form_lane_groups
 from carpool.policies.market.explain import Quote, explain_job, explain_prices
-from carpool.policies.market.group_trials import explain_sharing
+from carpool.policies.market.group_trials import GroupTrials, explain_sharing
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
 from carpool.policies.market.lane_groups import MOST, Bids
 from carpool.policies.market.menu import GrowthLimits, Menu, build_menu
@@ -33,6 +33,7 @@ _REPLACED = 0.5  # part of the completed jobs that arrivals replace, where jobs 
 _STAYS = 1.02  # bonus on the current holding, so that ties move no job
 _LEAST = 0.01  # of a job's value remains, however expensive a move
 _TINY = 1e-9  # least work
+_STARTED = 0.5  # part of its length that a job is taken to have left once it runs, before its first report
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
 _QUEUES = 2.0  # times that the work of all other jobs may pass a waiting job before its weight doubles
 _MOST_DOUBLED = 30.0  # times that waiting doubles a weight
@@ -96,7 +97,7 @@ class Carpool(Policy):
         if quote is None:
             return Plan.NOTHING
         menu = quote.menu
-        groups, choice = self._assign(view, quote)
+        groups, choice = self._assign(view, quote, memory.trials)
         draft = Draft(view)
         place_all(draft, menu, groups, choice)
         if menu.is_sure.all() and self.lengths == "known":
@@ -170,15 +171,23 @@ class Carpool(Policy):
         """
         work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         known, at = self.lengths == "known", view.at
+        unknown: list[int] = []
         for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
             if not is_sure and not view.estimates.knows_scale(job.spec):
+                unknown.append(row)
                 continue
             if is_sure or job.service or (job.desired is not None and view.attained_s(job)):
                 left = view.estimates.remaining(job, at).mean if known else memory.left(job, at)
                 work[row] = max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(at), work[row])
+        if 0 < len(unknown) < len(work):  # as long as the others
+            done = np.array([job.done_at(at) for job in menu.jobs])
+            others = np.delete((work + done) / np.maximum(menu.rates.max(axis=1), _TINY), unknown)
+            work[unknown] = np.median(others) * menu.rates[unknown].max(axis=1) + _TINY
+        runs = [row for row in unknown if menu.held[row] != NONE]
+        work[runs] *= _STARTED
         return work
 
-    def _assign(self, view: Snapshot, quote: Quote) -> tuple[ColocationGroups, Choices]:
+    def _assign(self, view: Snapshot, quote: Quote, trials: GroupTrials) -> tuple[ColocationGroups, Choices]:
         """The co-location groups, and the option of each.
 
         Sharing lowers prices, so groups are formed at the prices and well below; the assignment worth more counts.
@@ -187,7 +196,7 @@ class Carpool(Policy):
         values, stays = self._values(view, quote)
         found: list[tuple[float, ColocationGroups, Choices]] = []
         for level in (prices, _WITH_GROUPS * prices):
-            groups = self._groups(view, quote, values, stays, level)
+            groups = self._groups(view, quote, (values, stays), level, trials)
             choice = solve_knapsack(groups.values, menu.needs, menu.supply, level)
             runs = np.flatnonzero(choice != NONE)
             found.append((float(groups.values[runs, choice[runs]].sum()), groups, choice))
@@ -196,12 +205,14 @@ class Carpool(Policy):
         _, groups, choice = max(found, key=lambda each: each[0])
         return groups, choice
 
-    def _groups(self, view: Snapshot, quote: Quote, values: Floats, stays: Floats, prices: Floats) -> ColocationGroups:
-        menu, market = quote.menu, quote.market
+    def _groups(
+        self, view: Snapshot, quote: Quote, valued: tuple[Floats, Floats], prices: Floats, trials: GroupTrials
+    ) -> ColocationGroups:
+        menu, market, (values, stays) = quote.menu, quote.market, valued
         if self.shares_devices and self.together != 1 and view.estimates.predicts_retention:
             moves = self._moves_s(view, menu.jobs)
             bids = Bids(quote.worths, values, stays, market.seconds(), market.weights, moves)
-            return form_lane_groups(view, menu, bids, prices, most=self.together or MOST)
+            return form_lane_groups(view, menu, bids, prices, trials, most=self.together or MOST)
         most = self.together or _UNPREDICTED
         return form_groups(view, menu, quote.worths, values, stays, prices, most=most, known=self._memo)
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from carpool.core.errors import InputError, UnknownName
+from carpool.core.typed_fields import MAX_INT, shown
 
 _GOAL = re.compile(r"\s*(?P<metric>[^<>=]*[^<>=\s])\s*(?P<sign>>=|<=)\s*(?P<value>\S+)\s*")
 
@@ -40,18 +41,18 @@ class Stop:
             )
         for name in ("epochs", "steps", "window", "patience"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise InputError(f"Stop({name}={value!r}); it must be a whole number of at least 1")
+            if value is not None and (type(value) is not int or not 1 <= value <= MAX_INT):
+                raise InputError(f"Stop({name}={shown(value)}); it must be a whole number from 1 to 2**53")
         if self.target_loss is not None and not math.isfinite(self.target_loss):
             raise InputError(f"Stop(target_loss={self.target_loss!r}); it must be a finite number")
         if self.target_metric:
             MetricGoal.parse(self.target_metric)
 
     def most_steps(self, steps_per_epoch: int | None) -> int | None:
-        """The maximum number of steps; ``None`` if only a target, or the end of a stream, ends the training."""
+        """The maximum number of steps, at most 2**53; None if only a target or the end of a stream ends the training."""
         limits = [] if self.steps is None else [self.steps]
         if self.epochs is not None and steps_per_epoch is not None:
-            limits.append(self.epochs * steps_per_epoch)
+            limits.append(min(self.epochs * steps_per_epoch, MAX_INT))
         return min(limits, default=None)
 
     def by_progress(self, steps: int, epochs: int, losses: Collection[float]) -> str:

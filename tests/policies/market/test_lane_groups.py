@@ -1,0 +1,136 @@
+"""Groups with shares: formed where they save completion time, measured, kept or split, and explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.backends.online_estimator import OnlineEstimator
+from carpool.core.errors import InputError
+from carpool.core.estimates import Estimator
+from carpool.core.messages import JobFinished, Probe, Record
+from carpool.core.model import JobId, JobSpec
+from carpool.core.topology import Cluster, Neighbour, Placement
+from carpool.policies.market.lane_groups import completion
+from carpool.policies.market.policy import Carpool, Elastic
+from carpool.sim.traces.trace import Arrival
+from carpool.sim.worlds.base import Pace, PlainWorld
+from carpool.testing import drive
+
+STEPS_PER_S = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd(PlainWorld):
+    """Every neighbour slows a job down by the same amount; the estimator has to find out."""
+
+    harm: float = 0.0
+    kind: str = "H200"
+    beside: dict[JobId, tuple[Neighbour, ...]] = field(default_factory=dict)
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        if placement.neighbours or placement.fraction == 1.0:  # not while a probe runs
+            self.beside[spec.id] = placement.neighbours
+        return Pace(STEPS_PER_S / (1.0 + self.harm * len(placement.neighbours)))
+
+    def estimator(self) -> Estimator:
+        live = OnlineEstimator(Cluster.build([(1, 1, self.kind)]), {})
+        live.neighbours_of = lambda job: self.beside.get(job.id, ())
+        return live
+
+
+def arrivals(count: int, seconds: float, **spec: object) -> list[Arrival]:
+    one = JobSpec(JobId("j"), 1, seconds * STEPS_PER_S)
+    return [Arrival(0.0, replace(one, id=JobId(f"j{place}"), **spec)) for place in range(count)]  # type: ignore[arg-type]
+
+
+def held_at(records: list[Record], at: float) -> dict[JobId, tuple[float, ...]]:
+    held: dict[JobId, tuple[float, ...]] = {}
+    for record in records:
+        if record.at > at:
+            break
+        for fact in record.facts:
+            if isinstance(fact, JobFinished):
+                held.pop(fact.job, None)
+        for job, allocation, _ in record.planned.changes if record.planned else ():
+            held.pop(job, None)
+            if allocation is not None:
+                held[job] = allocation.fractions
+    return held
+
+
+def test_jobs_that_arrive_together_start_in_one_group_on_a_gpu() -> None:
+    run = drive(Carpool(), Cluster.build([(1, 1, "H200")]), arrivals(3, 200.0), Crowd(), report_every_s=0.2)
+    first = held_at(run.records, 0.0)
+    assert len(first) >= 2
+    assert sum(share for (share,) in first.values()) >= 1.0
+    assert max(record.at for record in run.records) < 1.5 * 200.0  # one after another: 600 s
+
+
+def test_groups_are_probed_and_split_within_seconds_where_taking_turns_is_faster() -> None:
+    run = drive(Carpool(), Cluster.build([(1, 1, "H200")]), arrivals(2, 300.0), Crowd(harm=3.0), report_every_s=0.2)
+    probes = [
+        c.job for r in run.records for c in (r.planned.changes if r.planned else ()) if isinstance(c.purpose, Probe)
+    ]
+    assert sorted(probes) == ["j0", "j1"]
+    assert len(held_at(run.records, 0.0)) == 2
+    assert len(held_at(run.records, 20.0)) == 1
+    starts = [record.at for record in run.records if len(held_at(run.records, record.at)) > 1]
+    assert max(starts) < 20.0, "the mix is not tried again"
+
+
+def test_one_core_is_not_shared_and_two_cores_are_tried() -> None:
+    for kind, together in (("cpu1", 1), ("cpu2", 2)):
+        world = Crowd(harm=1.0, kind=kind)
+        run = drive(Carpool(), Cluster.build([(1, 1, kind)]), arrivals(2, 300.0), world, report_every_s=0.2)
+        assert len(held_at(run.records, 0.0)) == together
+
+
+def test_jobs_that_do_not_fit_in_memory_together_run_apart() -> None:
+    (node,) = Cluster.build([(1, 1, "H200")]).nodes
+    cluster = Cluster((replace(node, banks=(replace(node.banks[0], memory_bytes=10 << 30),)),))
+    run = drive(Carpool(), cluster, arrivals(2, 100.0, memory_bytes=6 << 30), Crowd(), report_every_s=0.2)
+    assert all(len(held_at(run.records, record.at)) <= 1 for record in run.records)
+
+
+def test_exact_jobs_share_and_keep_their_lane() -> None:
+    run = drive(Carpool(), Cluster.build([(1, 1, "H200")]), arrivals(3, 100.0, exact=True), Crowd(), report_every_s=0.2)
+    lanes: dict[JobId, set[tuple[float, ...]]] = {}
+    for record in run.records:
+        for job, allocation, _ in record.planned.changes if record.planned else ():
+            if allocation is not None:
+                lanes.setdefault(job, set()).add(allocation.fractions)
+    assert len(held_at(run.records, 0.0)) > 1
+    assert all(len(shares) == 1 for shares in lanes.values())
+
+
+def test_without_sharing_nothing_is_grouped() -> None:
+    run = drive(Elastic(), Cluster.build([(1, 1, "H200")]), arrivals(3, 100.0), Crowd(), report_every_s=0.2)
+    assert all(len(held_at(run.records, record.at)) <= 1 for record in run.records)
+
+
+seconds = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=8)
+
+
+@given(seconds, st.floats(0.1, 1.0))
+def test_completion_is_bounded_by_the_slowest_and_the_undisturbed_run(lengths: list[float], speed: float) -> None:
+    cost, end_s = completion([1.0] * len(lengths), lengths, [speed] * len(lengths))
+    assert sum(lengths) <= cost * (1 + 1e-6)
+    assert max(lengths) <= end_s * (1 + 1e-6)
+    assert end_s <= max(lengths) / speed * (1 + 1e-6)
+
+
+def test_two_equal_jobs_save_completion_time_only_past_four_thirds() -> None:
+    turns = 1.0 + 2.0
+    cost, _ = completion([1.0, 1.0], [1.0, 1.0], [0.6, 0.6])
+    assert cost > turns
+    cost, _ = completion([1.0, 1.0], [1.0, 1.0], [0.7, 0.7])
+    assert cost < turns
+
+
+def test_a_negative_number_of_jobs_is_refused() -> None:
+    with pytest.raises(InputError, match="together"):
+        Carpool(together=-1)
