@@ -12,8 +12,9 @@ import pytest
 
 from carpool.core.errors import InputError
 from carpool.core.messages import NodeDrained
-from carpool.core.model import JobId
+from carpool.core.model import JobId, Phase
 from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.runtime.executor.job_guard import JobMarker
 from carpool.runtime.executor.reports import Gone
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance
@@ -106,7 +107,7 @@ def test_a_member_that_is_cut_off_past_its_lease_writes_nothing(
     left, right, _ = agents
     left.start()
     right.start()
-    (job,) = jobs_in(tmp_path / "code", 1, steps=400, extra="checkpoint_every = 1\n")
+    (job,) = jobs_in(tmp_path / "code", 1, steps=600, step_s=0.02, extra="checkpoint_every = 1\n")
     state = tmp_path / "state"
 
     async def main() -> bytes:
@@ -177,6 +178,34 @@ def test_a_short_cut_interrupts_no_job_and_a_released_job_moves_with_its_state(
     check_journal(entries, [job.spec.id])
     assert steps_made(state, job.spec.id) == dict.fromkeys(range(1, 151), 1), "no step is made twice"
     assert outcomes(entries)[job.spec.id].digest == digest_of(tmp_path / "code", job)
+
+
+def test_a_job_that_kills_the_executor_of_a_member_twice_is_quarantined(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    left = agents[0]
+    left.start()
+    jobs = jobs_in(tmp_path / "code", 2, steps=100)
+
+    async def kill_in_hand_of(daemon: DaemonInstance, job: str) -> None:
+        before, life = done(daemon, job), daemon.store.mark.of("left").life
+        await until(daemon, lambda: done(daemon, job) > before)
+        JobMarker(left.state / "executor" / "job").set(JobId(job))
+        assert left.executor_pid is not None
+        os.kill(left.executor_pid, signal.SIGKILL)
+        await until(daemon, lambda: daemon.store.mark.of("left").life != life and not has_lost(daemon))
+
+    async def main() -> None:
+        async with fleet_daemon(tmp_path / "state", hosts_of(left, lease_s=LEASE_S)) as daemon:
+            await daemon.loop.submit(jobs)
+            for _ in range(2):
+                await kill_in_hand_of(daemon, "job-0")
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            accounts = daemon.observers.accounting.accounts
+            assert "quarantined" in accounts[JobId("job-0")].error
+            assert accounts[JobId("job-1")].phase is Phase.FINISHED
+
+    asyncio.run(main())
 
 
 def test_a_member_that_is_away_does_not_keep_the_loop_from_ending() -> None:
