@@ -185,3 +185,11 @@ def test_a_program_runs_in_the_current_folder_and_its_output_is_printed(
         assert run(["logs", "script", *args]) == 0
         assert capsys.readouterr().out == said.out
     assert run(["logs", "none"]) == 2
+
+
+def test_a_program_can_be_swept_and_each_line_names_its_job(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["run", "--devices", "cpu:1", "--name", "p", "--sweep", "lr=0.1,0.01"]
+    assert run([*sweep, "--", "sh", "-c", "echo {lr}; printf end"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["p-1 | 0.1", "p-1 | end", "p-2 | 0.01", "p-2 | end"]
+    assert run([*sweep, "--", "sh", "-c", "echo"]) == 2, "{lr} is not used"

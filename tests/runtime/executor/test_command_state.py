@@ -306,3 +306,11 @@ def test_progress_of_the_output_is_reported_once_its_rate_is_known_and_not_besid
     assert command.message(2.0, ProgressFound(5.0, 9.0, 2.0, 0.5)) == [Emit(ProgressReported(JOB, 1, 5.0, 2.0, 0.5))]
     command.message(3.0, Joined(0, 30))
     assert command.message(4.0, ProgressFound(6.0, 9.0, 2.0)) == []
+
+
+def test_a_command_ends_with_the_last_loss_of_its_output() -> None:
+    command = launched()
+    command.message(1.0, ProgressFound(9.0, 9.0, 2.0, 0.5))
+    end, _ = command.exited(2.0, 0)
+    assert isinstance(end, Ended)
+    assert (end.steps, end.loss) == (9, 0.5)

@@ -9,6 +9,7 @@ from carpool.core.messages import (
     JobSubmitted,
     ProgressReported,
     Record,
+    ResumabilityChanged,
 )
 from carpool.core.model import HalvingRule, Job, JobId, JobSpec, Phase
 from carpool.runtime.executor.reports import Evaluation, Sized
@@ -17,19 +18,19 @@ from carpool.service.daemon.halving_control import HalvingControl
 RULE = HalvingRule("acc", True, 3, 10)
 
 
-def spec(number: int, rule: HalvingRule = RULE) -> JobSpec:
-    return JobSpec(JobId(f"s-{number}"), array="s", user="ada", halving=rule)
+def spec(number: int, rule: HalvingRule = RULE, *, resumable: bool = True) -> JobSpec:
+    return JobSpec(JobId(f"s-{number}"), array="s", user="ada", resumable=resumable, halving=rule)
 
 
 class Sweep:
     """A sweep whose facts are fed back as the scheduler would record them."""
 
-    def __init__(self, count: int, rule: HalvingRule = RULE, *, sized: bool = True) -> None:
+    def __init__(self, count: int, rule: HalvingRule = RULE, *, resumable: bool = True) -> None:
         self.told: list[str] = []
         self.control = HalvingControl(tell=lambda job, words: self.told.append(words))
         self.control.end_replay()
-        self.feed(*(JobSubmitted(spec(number, rule)) for number in range(count)))
-        for number in range(count) if sized else ():
+        self.feed(*(JobSubmitted(spec(number, rule, resumable=resumable)) for number in range(count)))
+        for number in range(count):
             self.control.take(Sized(JobId(f"s-{number}"), 90))
 
     def feed(self, *facts: Fact) -> list[tuple[str, str]]:
@@ -60,11 +61,17 @@ def test_a_sweep_is_halved() -> None:
     assert sweep.evaluate(1, 90, acc=0.8) == [], "the end is no rung"
 
 
-def test_a_command_without_a_session_is_never_held() -> None:
-    sweep = Sweep(4, sized=False)
+def test_a_command_that_would_lose_its_work_is_never_held() -> None:
+    sweep = Sweep(4, resumable=False)
     assert sweep.evaluate(0, 10, acc=0.5) == []
     assert sweep.evaluate(1, 10, acc=0.6) == []
     assert sweep.evaluate(2, 10, acc=0.1) == [("JobCancelled", "s-2")]
+
+
+def test_a_command_that_keeps_its_work_is_held() -> None:
+    sweep = Sweep(4, resumable=False)
+    sweep.feed(*(ResumabilityChanged(JobId(f"s-{number}"), True) for number in range(4)))
+    assert sweep.evaluate(0, 10, acc=0.5) == [("JobPaused", "s-0")]
 
 
 def test_the_loss_of_training_may_be_the_metric() -> None:

@@ -89,19 +89,31 @@ class JobOutput:
 
     def __init__(self, run: BatchRun, output: TextIO) -> None:
         self._lines = LineDisplay(run)
-        self._logs = [run.folder.job(spec.id) / "log" for spec, _ in run.request.jobs]
-        self._printed = [log.stat().st_size if log.exists() else 0 for log in self._logs]  # of a resumed run
+        self._folders = {spec.id: run.folder.job(spec.id) for spec, _ in run.request.jobs}
+        logs = {job: folder / "log" for job, folder in self._folders.items()}
+        self._printed = {job: log.stat().st_size if log.exists() else 0 for job, log in logs.items()}  # before
         self._output = output
 
     def refresh(self) -> None:
         self._lines.refresh()
-        for number, log in enumerate(self._logs):
-            with contextlib.suppress(OSError), os.fdopen(open_untrusted(log), "rb") as file:
-                file.seek(max(self._printed[number], first_kept_byte(file.fileno())))
-                while chunk := file.read(_CHUNK_BYTES):
-                    self._output.buffer.write(chunk)
-                self._printed[number] = file.tell()
+        for job, folder in self._folders.items():
+            with contextlib.suppress(OSError), os.fdopen(open_untrusted(folder / "log"), "rb") as file:
+                self._printed[job] = file.seek(max(self._printed[job], first_kept_byte(file.fileno())))
+                while done := self._write(job, file.read(_CHUNK_BYTES)):
+                    self._printed[job] = file.seek(self._printed[job] + done)
         self._output.flush()
+
+    def _write(self, job: JobId, chunk: bytes) -> int:
+        """Print output, with the job's name before each line if there are several jobs; how many bytes are done."""
+        if len(self._folders) == 1:
+            return self._output.buffer.write(chunk)
+        lines = chunk.splitlines(keepends=True)
+        is_incomplete = len(chunk) < _CHUNK_BYTES and not (self._folders[job] / "outcome.json").is_file()
+        if lines and not lines[-1].endswith(b"\n") and (len(lines) > 1 or is_incomplete):
+            lines.pop()
+        for line in lines:
+            self._output.buffer.write(b"%s | %s\n" % (job.encode(), line.rstrip(b"\r\n")))
+        return sum(map(len, lines))
 
     def shown(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -106,6 +106,7 @@ class CommandState:
         self._kills = 0  # since a step was completed
         self._max_steps = 0
         self._samples_per_s = 0.0
+        self._loss: float | None = None
         self._done: Done | None = None
         self._actions: list[CommandAction] = []
 
@@ -133,11 +134,11 @@ class CommandState:
                 if step > self._max_steps:
                     self._max_steps, self._kills = step, 0
                 self.steps, self._samples_per_s = step, message.samples_per_s
-                known_loss = None if math.isnan(loss) else loss
-                progress = ProgressReported(self.job, self._acknowledged, float(step), message.steps_per_s, known_loss)
+                self._loss = None if math.isnan(loss) else loss
+                progress = ProgressReported(self.job, self._acknowledged, float(step), message.steps_per_s, self._loss)
                 self._actions.append(Emit(progress))
             case ProgressFound(done=done, steps_per_s=rate) if self.slots and not self.has_session:
-                self.steps = int(done)
+                self.steps, self._loss = int(done), message.loss
                 if rate > 0.0:  # known from the second report on
                     progress = ProgressReported(self.job, self._acknowledged, done, rate, message.loss)
                     self._actions.append(Emit(progress))
@@ -320,7 +321,7 @@ class CommandState:
     def _ended(self, reason: str) -> Ended:
         done = self._done
         if done is None:
-            return Ended(reason, steps=self.steps)
+            return Ended(reason, steps=self.steps, loss=self._loss)
         loss = None if math.isnan(done.loss) else done.loss
         return Ended(done.reason, done.step, done.epoch, loss, done.metrics, done.digest or None, self._samples_per_s)
 

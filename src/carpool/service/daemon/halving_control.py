@@ -16,6 +16,7 @@ from carpool.core.messages import (
     JobSubmitted,
     ProgressReported,
     Record,
+    ResumabilityChanged,
 )
 from carpool.core.model import HalvingRule, Job, JobId, JobSpec, Phase
 from carpool.policies.halving import Action, Trial, TrialState, Verdict, decide, rung_at
@@ -31,11 +32,11 @@ class _TrackedTrial:
     """A trial as the facts and reports so far tell."""
 
     spec: JobSpec
+    can_hold: bool  # it keeps its work while it is paused
     state: TrialState = TrialState.ACTIVE
     values: dict[int, float] = field(default_factory=dict)
     passed: int = -1
     total_steps: int | None = None
-    can_hold: bool = False  # a training, or a command with a session: both report their length
 
     @property
     def array(self) -> _Array:
@@ -73,7 +74,7 @@ class HalvingControl:
 
     def take(self, report: Report) -> None:
         if isinstance(report, Sized) and (trial := self._trials.get(report.job)) is not None:
-            trial.total_steps, trial.can_hold = report.total_steps, True
+            trial.total_steps = report.total_steps
         elif isinstance(report, Evaluation) and (trial := self._trials.get(report.job)) is not None:
             self._observe(trial, report.step, report.metrics)
 
@@ -116,7 +117,7 @@ class HalvingControl:
                 return [JobResumed(verdict.job, verdict.reason)] if trial.state is TrialState.HELD else []
 
     def _add(self, spec: JobSpec) -> _TrackedTrial:
-        trial = _TrackedTrial(spec)
+        trial = _TrackedTrial(spec, can_hold=spec.resumable)
         known = self._trials.get(spec.id)
         if known is not None:  # adopted: its submission is in the journal after all
             self._arrays[known.array].remove(known)
@@ -129,6 +130,8 @@ class HalvingControl:
             case JobFinished() | JobFailed() | JobCancelled():
                 trial.state = TrialState.OVER
                 self._mark(trial)
+            case ResumabilityChanged(resumable=resumable):
+                trial.can_hold = resumable
             case JobPaused(reason=reason) if reason:
                 trial.state = TrialState.HELD
             case JobResumed():
