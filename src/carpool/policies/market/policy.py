@@ -168,8 +168,13 @@ class Carpool(Policy):
 
         A job that has not run yet, and whose rate is an estimate, is taken to need `_YOUNG_S`.
         """
-        work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         known, at = self.lengths == "known", view.at
+        if known and menu.is_sure.all():
+            left_of = view.estimates.remaining
+            lefts = np.array([left_of(job, at).mean for job in menu.jobs])
+            if np.isfinite(lefts).all():
+                return np.asarray(np.maximum(lefts, _TINY))
+        work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
             if not is_sure and not view.estimates.knows_scale(job.spec):
                 continue

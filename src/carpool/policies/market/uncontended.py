@@ -18,13 +18,13 @@ def plan_uncontended(view: Snapshot) -> Plan | None:
     occupancy = view.occupancy
     if len(view.cluster.kinds) != 1 or occupancy.is_shared or len(view.waiting) > occupancy.num_free:
         return None
-    if not all(_keeps(view.cluster, job) for job in view.running()):
-        return None
     waiting = [view.jobs[name] for name in view.waiting]
-    if not waiting:
-        return Plan.NOTHING
     if not all(_is_rigid(job) for job in waiting) or sum(job.spec.devices for job in waiting) > occupancy.num_free:
         return None
+    if not all(_keeps(view.cluster, job) for job in view.running()):
+        return None
+    if not waiting:
+        return Plan.NOTHING
     draft = Draft(view)
     for job in sorted(waiting, key=lambda job: (-job.spec.devices, job.seq)):
         if not draft.place(job):
@@ -40,7 +40,7 @@ def _is_rigid(job: Job) -> bool:
 def _keeps(cluster: Cluster, job: Job) -> bool:
     """Whether a running job would keep exactly the devices it holds."""
     held = job.desired
-    if held is None or held.fractions != (1.0,) or not _is_rigid(job):
+    if held is None or not held.is_whole or not _is_rigid(job):
         return False
     if len(held.shares) == 1:
         return True
