@@ -20,6 +20,7 @@ class Quote(NamedTuple):
     market: Market
     prices: Floats  # [kind]
     worths: Floats  # [job]: λ
+    credit: Floats  # [job]: of waiting, see `aging`
 
 
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")

@@ -9,9 +9,11 @@ from carpool.core.model import Job
 from carpool.core.policy import Plan, Snapshot
 from carpool.core.topology import Cluster
 
+_SHORTLY = 0.05  # part of the patience up to which waiting earns nothing
 
-def plan_uncontended(view: Snapshot) -> Plan | None:
-    """Start every waiting job; None if some job has a choice or does not fit.
+
+def plan_uncontended(view: Snapshot, patience_s: float) -> Plan | None:
+    """Start every waiting job; None if some job has a choice or does not fit, or has waited for long.
 
     A choice is another number or type of devices, another batch size, a neighbour to leave, or devices on fewer nodes.
     """
@@ -19,6 +21,10 @@ def plan_uncontended(view: Snapshot) -> Plan | None:
     if len(view.cluster.kinds) != 1 or occupancy.is_shared or len(view.waiting) > occupancy.num_free:
         return None
     waiting = [view.jobs[name] for name in view.waiting]
+    if any(
+        view.at - job.since > _SHORTLY * patience_s for job in waiting
+    ):  # the market stores what it earned by waiting
+        return None
     if not all(_is_rigid(job) for job in waiting) or sum(job.spec.devices for job in waiting) > occupancy.num_free:
         return None
     if not all(_keeps(view.cluster, job) for job in view.running()):
