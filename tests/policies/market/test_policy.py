@@ -234,6 +234,19 @@ def test_reasons_name_savings_costs_and_holders() -> None:
     assert "a on " in told or "held by a" in told
 
 
+def test_why_names_the_jobs_ahead_and_what_waiting_added() -> None:
+    scheduler = Scheduler(ONE, Carpool())
+    works = {"a": 10_000.0, "b": 20_000.0, "c": 90_000.0}
+    scheduler.handle(0.0, [JobSubmitted(job(name, work=work).spec) for name, work in works.items()])
+    policy, view = scheduler.policy, scheduler.snapshot()
+    assert "; first in line; " in policy.why(view, scheduler.jobs[JobId("b")])
+    told = policy.why(view, scheduler.jobs[JobId("c")])
+    assert "; behind b; " in told
+    assert "raised its weight" not in told
+    view.at = 5e5
+    assert "raised its weight" in policy.why(view, scheduler.jobs[JobId("c")])
+
+
 def test_a_preempted_job_waits_for_the_one_that_took_its_place() -> None:
     scheduler = Scheduler(ONE, Carpool())
     scheduler.handle(0.0, [JobSubmitted(job("a", work=100.0).spec)])

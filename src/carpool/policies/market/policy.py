@@ -16,7 +16,7 @@ from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot, describe_next_end
 from carpool.policies.market.aging import aged, patience_of
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, form_lane_groups
-from carpool.policies.market.explain import Quote, explain_job, explain_prices
+from carpool.policies.market.explain import Quote, explain_job, explain_place, explain_prices
 from carpool.policies.market.group_trials import explain_sharing
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
 from carpool.policies.market.lane_groups import MOST, Bids
@@ -115,7 +115,9 @@ class Carpool(Policy):
         if job.id in view.waiting:  # the prices are in the plans' reasons
             count = job.spec.narrowest
             wanted = f"waits for {count} device{'s' if count > 1 else ''}"
-            return "; ".join(filter(None, (wanted, describe_next_end(view, job))))
+            offered = self._quote(view, PolicyMemory.of(view))
+            place = explain_place(offered, job) if offered is not None else ""
+            return "; ".join(filter(None, (wanted, place, describe_next_end(view, job))))
         quote = self._quote(view, PolicyMemory.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
