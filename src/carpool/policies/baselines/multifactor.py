@@ -75,7 +75,8 @@ class Multifactor(Policy):
         started = 0
         for job in waiting[: self.depth]:
             seconds = seconds_left(view, job, best_rate(view, job.spec))
-            begin = profile.reserve(job.spec.devices, seconds)
+            fits = draft.find(job) is not None  # free devices may be on too many nodes
+            begin = profile.reserve(job.spec.devices, seconds, 0 if fits else 1)
             started += begin == view.at and draft.place(job)
             if not draft.num_free:
                 break
@@ -97,9 +98,10 @@ class _Profile:
         for time in self._times:
             self._free.append(ends[time] + (self._free[-1] if self._free else 0.0))
 
-    def reserve(self, devices: int, seconds: float) -> float:
-        """The first time from which so many are free for so long, now reserved; infinite if there is none."""
-        for place, begin in enumerate(self._times):
+    def reserve(self, devices: int, seconds: float, first: int) -> float:
+        """The earliest time, from the `first` on, at which so many are free for so long; infinite if there is none."""
+        for place in range(first, len(self._times)):
+            begin = self._times[place]
             end = begin + seconds
             span = [spot for spot in range(place, len(self._times)) if self._times[spot] < end]
             if all(self._free[spot] >= devices for spot in span):

@@ -110,8 +110,9 @@ def _explain_waiting(quote: Quote, row: int, holding: Callable[[Job], Allocation
 def _holders(menu: Menu, offer: Offer, holding: Callable[[Job], Allocation | None]) -> str:
     """Such as `` held by a, b, c and 2 more``: the jobs on devices of the offer's types."""
     kinds = {kind for kind, _ in offer.groups}
-    held = [(job, shape_of(menu.cluster, own)) for job in menu.jobs if (own := holding(job)) is not None]
-    names = [job.id for job, shape in held if kinds & {kind for kind, _ in shape.groups}]
+    held = [(job.id, own) for job in menu.jobs if (own := holding(job)) is not None]
+    is_alike = len(menu.cluster.kinds) == 1
+    names = [name for name, own in held if is_alike or kinds & {kind for kind, _ in shape_of(menu.cluster, own).groups}]
     if len(names) > _NAMED:
         return f" held by {', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
     return f" held by {' and '.join(names)}" if names else ""
