@@ -24,6 +24,7 @@ ROWS: list[tuple[str, str, str, tuple[float, float, float] | None, float]] = [
     (DENSE, "1x512xV100", "las", None, 10.0),
     (DENSE, "64x8xV100", "las", None, 10.0),
     (ALL, "1x512xV100", "fifo", None, 5.0),
+    (DENSE, "64x8xV100", "carpool", None, 120.0),
 ]
 
 

@@ -161,5 +161,9 @@ class DeclaredEstimator(Estimator):
     def remaining(self, job: Job, at: float) -> Estimate:
         return Estimate(job.remaining_at(at))
 
+    def similarity_key(self, spec: JobSpec) -> Hashable:
+        """Rates depend on nothing but the devices asked for."""
+        return self.version
+
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Declarations do not change."""

@@ -150,6 +150,12 @@ class Allocation(NamedTuple):
         return (shares[0].fraction,) if len(shares) == 1 else tuple(sorted({share.fraction for share in shares}))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it holds its devices wholly."""
+        shares = self.shares
+        return shares[0].fraction == 1.0 and (len(shares) == 1 or self.fractions == (1.0,))
+
+    @property
     def num_held(self) -> float:
         """Devices held, each counted by its fraction."""
         shares = self.shares

@@ -72,6 +72,9 @@ POLICIES: dict[str, PolicyEntry] = {
     "sjf": PolicyEntry(
         "baselines.nonpreemptive", "shortest job first, non-preemptive; the head of the queue blocks unless bypass=true"
     ),
+    "multifactor": PolicyEntry(
+        "baselines.multifactor", "age, fair share, size and priority, with conservative backfill (as in Slurm)"
+    ),
     "srtf": PolicyEntry("baselines.srtf", "shortest remaining time first; gang-scheduled, preemptive"),
     "wsrtf": PolicyEntry("baselines.srtf", "shortest remaining time over weight first; gang-scheduled, preemptive"),
     "las": PolicyEntry("baselines.las", "least attained service, in queues (Tiresias-L); gang-scheduled, preemptive"),

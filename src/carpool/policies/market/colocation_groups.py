@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.model import Job, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.estimator_queries import placed_on, worth_of_step
@@ -100,15 +100,15 @@ def form_groups(
     if most < 2 or view.estimates.tunes_batches:
         return groups
     costs = menu.needs @ prices
-    is_wanted = np.asarray(values.any(axis=1)).tolist()
-    able = np.array([row for row, job in enumerate(menu.jobs) if is_wanted[row] and not job.spec.exact], np.intp)
     bids = (values / menu.needs.sum(axis=1)).max(axis=1)
-    considered: list[int] = able[np.argsort(-bids[able], kind="stable")][:_MOST].tolist()
+    able = [row for row in np.argsort(-bids, kind="stable").tolist() if not menu.jobs[row].spec.exact]
+    considered = [row for row in able[:_MOST] if bids[row] > 0.0]
     table = _Table(view, menu, worths, known)
     for size in range(2, most + 1):
         found: list[tuple[float, int, int, ColocationGroup]] = []
-        surplus = {row: _surplus(groups.values[row], costs) for row in considered}
+        surplus: dict[int, float] = {}
         for a, b in table.promising(considered):
+            surplus = surplus or {row: _surplus(groups.values[row], costs) for row in considered}
             rows = tuple(sorted(groups.rows(a) + groups.rows(b)))
             joint = table.joint(rows) if len(rows) <= size else None
             if joint is None:
@@ -326,15 +326,14 @@ def _sharers(view: Snapshot, menu: Menu) -> dict[int, set[int]]:
     """
     occupancy = view.occupancy
     holds = np.flatnonzero(menu.held != NONE).tolist()
-    rows_of: dict[JobId, int] = {}
-    if occupancy.is_shared:
-        rows_of = {job.spec.id: row for row, job in enumerate(menu.jobs)}
+    is_shared = occupancy.is_shared
+    rows_of = {job.spec.id: row for row, job in enumerate(menu.jobs)} if is_shared else {}
     found: dict[int, set[int]] = {}
     for row in holds:
         job = menu.jobs[row]
         held = job.desired
         assert held is not None
-        if not occupancy.is_shared and held.fractions == (1.0,):
+        if not is_shared and held.is_whole:
             found[row] = {row}
             continue
         there = {tuple([r.job for r in occupancy.residents(device)]) for device in held.devices()}

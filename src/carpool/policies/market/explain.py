@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from carpool.core.model import Allocation, Job
+from carpool.policies.market.aging import aged
+from carpool.policies.market.knapsack import NONE
 from carpool.policies.market.menu import Menu, shape_of
 from carpool.policies.market.policy_memory import Offer
 from carpool.policies.market.prices import Floats, Market
@@ -20,10 +22,12 @@ class Quote(NamedTuple):
     market: Market
     prices: Floats  # [kind]
     worths: Floats  # [job]: λ
+    credit: Floats  # [job]: of waiting, see `aging`
 
 
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _NAMED = 3  # jobs that an explanation names
+_FELT = 1.1  # factor on a weight from which it is named
 _LEAST_PRICE = 1e-4  # below, a price is shown as 0
 
 
@@ -38,6 +42,22 @@ def explain_job(quote: Quote, job: Job, holding: Callable[[Job], Allocation | No
     if held.batch_size not in (0, job.spec.batch_size):
         words += f"; batch size {held.batch_size}"
     return words if held.fractions == (1.0,) else f"{words}; at {held.shares[0].fraction:.0%}"
+
+
+def explain_place(quote: Quote, job: Job) -> str:
+    """A waiting job's place among those that wait, and what waiting has added to its weight."""
+    menu = quote.menu
+    bids = (quote.worths[:, None] * menu.rates / menu.needs.sum(axis=1)).max(axis=1)
+    waiting = np.flatnonzero(menu.held == NONE)
+    order = waiting[np.argsort(-bids[waiting], kind="stable")].tolist()
+    names = [menu.jobs[row].id for row in order]
+    if job.id not in names:
+        return ""
+    place = names.index(job.id)
+    more = f" and {place - _NAMED} more" if place > _NAMED else ""
+    words = f"behind {', '.join(names[:place][:_NAMED])}{more}" if place else "first in line"
+    factor = aged(np.ones(1), quote.credit[order[place], None])[0]
+    return f"{words}; waiting has raised its weight {factor:.1f} times" if factor >= _FELT else words
 
 
 def explain_prices(quote: Quote) -> str:
@@ -90,8 +110,9 @@ def _explain_waiting(quote: Quote, row: int, holding: Callable[[Job], Allocation
 def _holders(menu: Menu, offer: Offer, holding: Callable[[Job], Allocation | None]) -> str:
     """Such as `` held by a, b, c and 2 more``: the jobs on devices of the offer's types."""
     kinds = {kind for kind, _ in offer.groups}
-    held = [(job, shape_of(menu.cluster, own)) for job in menu.jobs if (own := holding(job)) is not None]
-    names = [job.id for job, shape in held if kinds & {kind for kind, _ in shape.groups}]
+    held = [(job.id, own) for job in menu.jobs if (own := holding(job)) is not None]
+    is_alike = len(menu.cluster.kinds) == 1
+    names = [name for name, own in held if is_alike or kinds & {kind for kind, _ in shape_of(menu.cluster, own).groups}]
     if len(names) > _NAMED:
         return f" held by {', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
     return f" held by {' and '.join(names)}" if names else ""

@@ -20,6 +20,7 @@ _STEPS = 1_500_000  # budget of the exact part
 _CORE = 64  # most jobs of the exact part
 _PASSES = 6  # of filling up
 _TINY = 1e-12  # least price
+_OPTIMAL = 1.0 - 1e-9  # part of the upper bound, beyond which rounding hides what could be gained
 
 
 def solve_knapsack(values: Floats, needs: Floats, supply: Floats, prices: Floats) -> Choices:
@@ -30,8 +31,12 @@ def solve_knapsack(values: Floats, needs: Floats, supply: Floats, prices: Floats
     costs = needs @ prices
     surplus = np.where(values > 0.0, values - costs, -np.inf)
     choice, gaps = _at_prices(surplus)
+    best = surplus.max(axis=1).clip(0.0).sum() + supply @ prices  # no assignment is worth more
     left = _fit(choice, surplus, needs, supply)
     _fill(choice, left, values, needs, prices)
+    runs = np.flatnonzero(choice != NONE)
+    if values[runs, choice[runs]].sum() >= best * _OPTIMAL:
+        return choice
     core = _core(gaps, values, needs, supply)
     if len(core):
         held = [choice[job] for job in core if choice[job] != NONE]
@@ -60,21 +65,17 @@ def exact(values: Floats, needs: Floats, supply: Floats) -> Choices:
     best = np.zeros(shape)
     choices: list[NDArray[np.int16]] = []
     amounts = [tuple(map(int, row)) for row in needs]
+    fits = [all(need < size for need, size in zip(amount, shape, strict=True)) for amount in amounts]
+    taken = [tuple([slice(need, None) for need in amount]) for amount in amounts]
+    before = [tuple([slice(0, max(0, size - need)) for need, size in zip(a, shape, strict=True)]) for a in amounts]
     for row in values:
-        found, chosen = best, np.full(shape, NONE, np.int16)
-        for option in np.flatnonzero(row > 0.0):
-            amount = amounts[option]
-            if any(need >= size for need, size in zip(amount, shape, strict=True)):
-                continue
-            taken = tuple(slice(need, None) for need in amount)
-            before = tuple(slice(0, size - need) for need, size in zip(amount, shape, strict=True))
-            total = best[before] + row[option]
-            better = total > found[taken]
-            if better.any():
-                found = found.copy() if found is best else found
-                found[taken] = np.where(better, total, found[taken])
-                chosen[taken][better] = option
-        best = found
+        chosen = np.full(shape, NONE, np.int16)
+        open_to = [option for option in np.flatnonzero(row > 0.0).tolist() if fits[option]]
+        totals = [best[before[option]] + row[option] for option in open_to]  # all without this job
+        for option, total in zip(open_to, totals, strict=True):
+            there = best[taken[option]]
+            chosen[taken[option]][total > there] = option
+            np.maximum(total, there, out=there)
         choices.append(chosen)
     spot = [size - 1 for size in shape]
     picked = np.full(len(values), NONE, np.intp)

@@ -89,9 +89,8 @@ def build_menu(
         held=held,
         stay_rates=np.zeros(len(jobs)),
     )
-    narrowest = np.array([job.spec.narrowest for job in examples.values()])[of]
-    is_new = np.array([not view.estimates.knows_scale(job.spec) for job in jobs])
-    _hold_back(menu, np.array([row.is_guess for row in rows])[of], narrowest, is_new, tried, limits.growth)
+    if not menu.is_sure.all():
+        _hold_back(view, menu, np.array([row.is_guess for row in rows])[of], tried, limits.growth)
     runs = np.flatnonzero(held != NONE)
     menu.stay_rates[runs] = rates[runs, held[runs]]
     for row in runs.tolist():
@@ -183,20 +182,13 @@ def _rows(
     return list(known.rows.values())
 
 
-def _hold_back(
-    menu: Menu,
-    is_guess: NDArray[np.bool_],
-    narrowest: Places,
-    is_new: NDArray[np.bool_],
-    tried: dict[JobId, int],
-    growth: int,
-) -> None:
+def _hold_back(view: Snapshot, menu: Menu, is_guess: NDArray[np.bool_], tried: dict[JobId, int], growth: int) -> None:
     """Remove options that jobs with estimated rates may not have yet.
 
-    `is_guess` is [job, offer], `narrowest` and `is_new` [job]; rows of certain jobs have no guesses.
+    `is_guess` is [job, offer]; rows of certain jobs have no guesses.
     """
-    if menu.is_sure.all():
-        return
+    narrowest = np.array([job.spec.narrowest for job in menu.jobs])
+    is_new = np.array([not view.estimates.knows_scale(job.spec) for job in menu.jobs])
     equal_share = int(menu.supply.sum()) // len(menu.jobs)
     most = np.minimum(growth * narrowest, np.maximum(equal_share, narrowest))
     for row, job in enumerate(menu.jobs):

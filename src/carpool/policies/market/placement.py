@@ -19,7 +19,9 @@ def place_all(draft: Draft, menu: Menu, groups: ColocationGroups, choice: Choice
     """Place every group on the offer chosen for it, else on the best one that fits."""
     movers: list[tuple[int, int]] = []
     stays = choice == groups.stays_at
-    for place in np.flatnonzero(~stays | (choice != NONE)).tolist():  # skips jobs that keep waiting
+    may_tune = draft.view.estimates.tunes_batches or menu.batches.any()
+    changing = ~stays | (choice != NONE) if may_tune else ~stays  # skips jobs that keep waiting
+    for place in np.flatnonzero(changing).tolist():
         if stays[place]:
             _tune(draft, menu, groups.rows(place))
             continue

@@ -14,8 +14,9 @@ from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job
 from carpool.core.policy import Plan, Policy, Snapshot, describe_next_end
+from carpool.policies.market.aging import aged, patience_of
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, form_lane_groups
-from carpool.policies.market.explain import Quote, explain_job, explain_prices
+from carpool.policies.market.explain import Quote, explain_job, explain_place, explain_prices
 from carpool.policies.market.group_trials import GroupTrials, explain_sharing
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
 from carpool.policies.market.lane_groups import MOST, Bids
@@ -35,8 +36,6 @@ _LEAST = 0.01  # of a job's value remains, however expensive a move
 _TINY = 1e-9  # least work
 _STARTED = 0.5  # part of its length that a job is taken to have left once it runs, before its first report
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
-_QUEUES = 2.0  # times that the work of all other jobs may pass a waiting job before its weight doubles
-_MOST_DOUBLED = 30.0  # times that waiting doubles a weight
 _EXPLAINED = 2  # changes up to which a plan's reason explains each
 
 
@@ -66,7 +65,7 @@ class Carpool(Policy):
     trust: float = 1.1
     move_s: float = 0.1  # cost of a move the estimator does not know
     horizon_s: float = 1000.0
-    patience_s: float = 600.0  # a job that waited this long, or as long as the queue takes, counts more and more
+    patience_s: float = 600.0  # a job that waited this long, or as long as shorter jobs take, counts more and more
     interval_s: float = 60.0  # plan again after this, or up to four times as often, while rates are estimates
     _memo: EstimateCache = field(default_factory=EstimateCache, init=False, repr=False, compare=False)
 
@@ -89,7 +88,7 @@ class Carpool(Policy):
             )
 
     def plan(self, view: Snapshot) -> Plan:
-        if self.lengths == "known" and (simple := plan_uncontended(view)) is not None:
+        if self.lengths == "known" and (simple := plan_uncontended(view, self.patience_s)) is not None:
             return simple
         memory = PolicyMemory.of(view)
         before = memory.outlook
@@ -100,8 +99,10 @@ class Carpool(Policy):
         groups, choice = self._assign(view, quote, memory.trials)
         draft = Draft(view)
         place_all(draft, menu, groups, choice)
+        memory.clocks.keep(menu.jobs, quote.credit, draft)
         if menu.is_sure.all() and self.lengths == "known":
-            note = memory.note(view, lengths=False) if memory.outlook is not before else None
+            is_new = memory.outlook is not before or memory.clocks.is_changed
+            note = memory.note(view, lengths=False) if is_new else None
             plan = draft.finish(self._reason(draft, quote), note=note)
             return plan if plan.changes or plan.note else Plan.NOTHING
         memory.see(menu.jobs, draft)
@@ -115,7 +116,9 @@ class Carpool(Policy):
         if job.id in view.waiting:  # the prices are in the plans' reasons
             count = job.spec.narrowest
             wanted = f"waits for {count} device{'s' if count > 1 else ''}"
-            return "; ".join(filter(None, (wanted, describe_next_end(view, job))))
+            offered = self._quote(view, PolicyMemory.of(view))
+            place = explain_place(offered, job) if offered is not None else ""
+            return "; ".join(filter(None, (wanted, place, describe_next_end(view, job))))
         quote = self._quote(view, PolicyMemory.of(view))
         if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
             return Policy.why(self, view, job)
@@ -133,7 +136,11 @@ class Carpool(Policy):
         if not menu.offers:
             return None
         work = self._work(view, menu, memory)
-        weights = self._weights(view, jobs, _QUEUES * _others_s(menu, work))
+        lengths = _lengths(menu, work)
+        paces = patience_of(lengths, float(menu.supply.sum()), self.patience_s)
+        memory.clocks.advance(view.at, paces, min([job.submitted_at for job in jobs]))
+        credit = memory.clocks.credit(jobs, lengths, view.at)
+        weights = aged(np.array([job.spec.weight for job in jobs]), credit)
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
             market = Market(menu.rates, menu.needs, menu.supply, market.seconds().min(axis=1).clip(_TINY, 1e12), work)
@@ -142,7 +149,7 @@ class Carpool(Policy):
         else:
             along = self._relative_prices(market, view.at, memory)
             prices, parts = _cleared(market, _replaced(market, jobs, view.at), along)
-        return Quote(menu, market, prices, market.worths(prices, parts))
+        return Quote(menu, market, prices, market.worths(prices, parts), credit)
 
     def _relative_prices(self, market: Market, at: float, memory: PolicyMemory) -> Floats | None:
         """Prices of device types relative to each other, refreshed when outdated; None with one device type."""
@@ -152,25 +159,18 @@ class Carpool(Policy):
             memory.outlook = relative_prices(market, at)
         return memory.outlook.along
 
-    def _weights(self, view: Snapshot, jobs: Sequence[Job], queue_s: Floats) -> Floats:
-        """Weights, doubled whenever a job has waited once more for `queue_s` [job], or `patience_s` if longer."""
-        weights = np.array([job.spec.weight for job in jobs])
-        begun = np.array([view.at if job.desired is None else job.since for job in jobs])
-        bound = begun - np.array([job.submitted_at for job in jobs])  # of the time that each has waited
-        patience = np.maximum(self.patience_s, queue_s)
-        for row in np.flatnonzero(bound > patience).tolist():
-            job = jobs[row]
-            waited = view.at - job.submitted_at - view.attained_s(job) / job.spec.narrowest
-            weights[row] *= 2.0 ** min(_MOST_DOUBLED, max(0.0, waited / float(patience[row]) - 1.0))
-        return weights
-
     def _work(self, view: Snapshot, menu: Menu, memory: PolicyMemory) -> Floats:
         """Units of work left of each job: as estimated, else as jobs of its model needed, else as much as is done.
 
         A job that has not run yet, and whose rate is an estimate, is taken to need `_YOUNG_S`.
         """
-        work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         known, at = self.lengths == "known", view.at
+        if known and menu.is_sure.all():
+            left_of = view.estimates.remaining
+            lefts = np.array([left_of(job, at).mean for job in menu.jobs])
+            if np.isfinite(lefts).all():
+                return np.asarray(np.maximum(lefts, _TINY))
+        work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
         unknown: list[int] = []
         for row, (job, is_sure) in enumerate(zip(menu.jobs, menu.is_sure.tolist(), strict=True)):
             if not is_sure and not view.estimates.knows_scale(job.spec):
@@ -252,12 +252,11 @@ class Carpool(Policy):
         return "; ".join([f"{runs} of {len(menu.jobs)} jobs run", explain_prices(quote), *words])
 
 
-def _others_s(menu: Menu, work: Floats) -> Floats:
-    """[job]: seconds in which all devices would do the work of all other jobs, each on its most efficient option."""
+def _lengths(menu: Menu, work: Floats) -> Floats:
+    """[job]: device-seconds left on its most efficient option; 0 if it can run nowhere."""
     with np.errstate(divide="ignore"):
-        each = (menu.needs.sum(axis=1) / menu.rates).min(axis=1) * work
-    each = np.where(np.isfinite(each), each, 0.0)
-    return np.asarray((each.sum() - each) / max(1.0, menu.supply.sum()))
+        found = (menu.needs.sum(axis=1) / menu.rates).min(axis=1) * work
+    return np.asarray(np.where(np.isfinite(found), found, 0.0))
 
 
 def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Floats, Floats]:

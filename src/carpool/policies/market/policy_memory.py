@@ -14,6 +14,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Cluster
+from carpool.policies.market.aging import WaitingClocks
 from carpool.policies.market.group_trials import GroupTrials
 from carpool.policies.market.knapsack import Floats
 from carpool.policies.market.prices import KindPrices
@@ -111,6 +112,7 @@ class PolicyMemory:
     lengths: dict[str, tuple[int, float]] = field(default_factory=dict)  # by model: completed jobs, and their mean work
     outlook: KindPrices | None = None
     trials: GroupTrials = field(default_factory=GroupTrials)
+    clocks: WaitingClocks = field(default_factory=WaitingClocks)
 
     @classmethod
     def of(cls, view: Snapshot) -> PolicyMemory:
@@ -122,6 +124,7 @@ class PolicyMemory:
             {model: (int(count), float(mean)) for model, (count, mean) in note.get("lengths", {}).items()},
             KindPrices.of_note(note.get("outlook")),
             GroupTrials.of(note, view),
+            WaitingClocks.of(note, view),
         )
         for job, (model, done) in note.get("done", {}).items():
             if job not in view.jobs and done > 0.0:
@@ -140,6 +143,8 @@ class PolicyMemory:
     def note(self, view: Snapshot, *, lengths: bool) -> dict[str, object]:
         """The note for the next plan; without lengths where jobs declare them."""
         note: dict[str, object] = {"tried": self.tried, **self.trials.note()}
+        if len(self.clocks.times):
+            note["waiting"] = self.clocks.note()
         if self.outlook is not None:
             note["outlook"] = self.outlook.as_note()
         if lengths:

@@ -9,22 +9,28 @@ from carpool.core.model import Job
 from carpool.core.policy import Plan, Snapshot
 from carpool.core.topology import Cluster
 
+_SHORTLY = 0.05  # part of the patience up to which waiting earns nothing
 
-def plan_uncontended(view: Snapshot) -> Plan | None:
-    """Start every waiting job; None if some job has a choice or does not fit.
+
+def plan_uncontended(view: Snapshot, patience_s: float) -> Plan | None:
+    """Start every waiting job; None if some job has a choice or does not fit, or has waited for long.
 
     A choice is another number or type of devices, another batch size, a neighbour to leave, or devices on fewer nodes.
     """
     occupancy = view.occupancy
     if len(view.cluster.kinds) != 1 or occupancy.is_shared or len(view.waiting) > occupancy.num_free:
         return None
-    if not all(_keeps(view.cluster, job) for job in view.running()):
-        return None
     waiting = [view.jobs[name] for name in view.waiting]
-    if not waiting:
-        return Plan.NOTHING
+    if any(
+        view.at - job.since > _SHORTLY * patience_s for job in waiting
+    ):  # the market stores what it earned by waiting
+        return None
     if not all(_is_rigid(job) for job in waiting) or sum(job.spec.devices for job in waiting) > occupancy.num_free:
         return None
+    if not all(_keeps(view.cluster, job) for job in view.running()):
+        return None
+    if not waiting:
+        return Plan.NOTHING
     draft = Draft(view)
     for job in sorted(waiting, key=lambda job: (-job.spec.devices, job.seq)):
         if not draft.place(job):
@@ -40,7 +46,7 @@ def _is_rigid(job: Job) -> bool:
 def _keeps(cluster: Cluster, job: Job) -> bool:
     """Whether a running job would keep exactly the devices it holds."""
     held = job.desired
-    if held is None or held.fractions != (1.0,) or not _is_rigid(job):
+    if held is None or not held.is_whole or not _is_rigid(job):
         return False
     if len(held.shares) == 1:
         return True

@@ -1,0 +1,121 @@
+"""Waiting credit: how often waiting has doubled a job's weight; it grows while a job waits and is never lost.
+
+Each class of lengths has a clock. It runs at one unit per `patience_s`, or per twice the time that all shorter jobs
+take where that is longer: they may pass, so an overloaded cluster keeps serving short jobs first. A longer queue
+slows a clock from then on and never sets it back. The credit of a job is what the clock of its length has advanced
+while the job had no devices. A job that has started with a larger weight earns on while it runs: otherwise jobs that
+still wait would overtake it one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carpool.core.draft import Draft
+from carpool.core.model import Job, JobId
+from carpool.core.policy import Snapshot
+from carpool.policies.market.knapsack import Floats
+
+Classes = NDArray[np.intp]
+
+_CLASSES, _RATIO, _SHORT_S = 8, 4.0, 60.0  # classes of lengths, the ratio of their bounds, and the first bound
+_PASSES = 2.0  # times that shorter jobs may pass before a weight doubles
+_FACTOR = 1.5  # by which a pace must change before it is marked
+_MOST_MARKS = 64  # then every second of the older half is left out
+_MOST_CREDIT = 30.0  # doublings of a weight
+_LEAST = 0.05  # least credit that is stored
+_FREE = 1.0  # credit up to which a weight does not grow
+
+
+def classes_of(lengths: Floats) -> Classes:
+    """[job]: the class of its length in device-seconds."""
+    steps = np.ceil(np.log(np.maximum(lengths, _SHORT_S) / _SHORT_S) / np.log(_RATIO))
+    return np.asarray(np.minimum(steps, _CLASSES - 1).astype(np.intp))
+
+
+def patience_of(lengths: Floats, supply: float, least_s: float) -> Floats:
+    """[class]: seconds of waiting for a unit of credit."""
+    classes = classes_of(lengths)
+    work, num = np.bincount(classes, lengths, _CLASSES), np.bincount(classes, minlength=_CLASSES)
+    shorter = np.cumsum(work) - work * (num + 1.0) / (2.0 * np.maximum(num, 1.0))  # half of the others of its class are
+    return np.asarray(np.maximum(least_s, _PASSES * shorter / max(1.0, supply)))
+
+
+@dataclass(slots=True)
+class WaitingClocks:
+    """The clocks of all classes, linear between marks, and what jobs had earned when they last started or stopped."""
+
+    times: Floats = field(default_factory=lambda: np.zeros(0))  # [mark]: where a pace changed
+    marked: Floats = field(default_factory=lambda: np.zeros((0, _CLASSES)))  # [mark, class]: the clocks then
+    patience_s: Floats = field(default_factory=lambda: np.ones(_CLASSES))  # [class]: since the last mark
+    earned: dict[JobId, float] = field(default_factory=dict)
+    is_changed: bool = False  # since the note that they were read from
+
+    @classmethod
+    def of(cls, note: Mapping[str, Any], view: Snapshot) -> WaitingClocks:
+        stored = note.get("waiting")
+        if not stored:
+            return cls()
+        times, marked, patience_s, earned = stored
+        kept = {JobId(job): float(credit) for job, credit in earned.items() if job in view.jobs}
+        return cls(np.array(times), np.array(marked).reshape(-1, _CLASSES), np.array(patience_s), kept)
+
+    def note(self) -> list[Any]:
+        return [self.times.tolist(), self.marked.tolist(), self.patience_s.tolist(), self.earned]
+
+    def advance(self, at: float, patience_s: Floats, first: float) -> None:
+        """Run at these paces from now on; `first` is when the oldest job was submitted."""
+        if not len(self.times):
+            self.times, self.marked = np.array([first]), np.zeros((1, _CLASSES))
+            self.patience_s, self.is_changed = patience_s, True
+        ratio = patience_s / self.patience_s
+        if ratio.max() <= _FACTOR and ratio.min() * _FACTOR >= 1.0:
+            return
+        every = np.arange(_CLASSES)
+        now = self.readings(np.full(_CLASSES, at), every)
+        kept = np.arange(max(0, int(np.searchsorted(self.times, first, "right")) - 1), len(self.times))
+        if len(kept) >= _MOST_MARKS:
+            half = len(kept) // 2
+            kept = np.concatenate([kept[:half:2], kept[half:]])
+        self.times = np.append(self.times[kept], at)
+        self.marked = np.vstack([self.marked[kept], now])
+        self.patience_s, self.is_changed = patience_s, True
+
+    def readings(self, times: Floats, classes: Classes) -> Floats:
+        """[i]: the clock of `classes[i]` at `times[i]`."""
+        last = np.clip(np.searchsorted(self.times, times, "right") - 1, 0, len(self.times) - 1)
+        following = np.minimum(last + 1, len(self.times) - 1)
+        spans, gained = self.times[following] - self.times[last], self.marked[following] - self.marked[last]
+        is_open = following == last
+        rows = np.arange(len(times))
+        pace = np.where(is_open, 1.0 / self.patience_s[classes], gained[rows, classes] / np.where(is_open, 1.0, spans))
+        return np.asarray(self.marked[last, classes] + np.maximum(0.0, times - self.times[last]) * pace)
+
+    def credit(self, jobs: Sequence[Job], lengths: Floats, at: float) -> Floats:
+        """[job]: its credit."""
+        had = np.array([self.earned.get(job.spec.id, 0.0) for job in jobs])
+        grows = (had > _FREE) | np.array([job.desired is None for job in jobs])
+        begun = np.where(grows, np.array([job.since for job in jobs]), at)
+        classes = classes_of(lengths)
+        now = self.readings(np.full(_CLASSES, at), np.arange(_CLASSES))
+        return np.asarray(had + now[classes] - self.readings(begun, classes))
+
+    def keep(self, jobs: Sequence[Job], credit: Floats, draft: Draft) -> None:
+        """Store the credit of jobs that start or stop now."""
+        changes = draft.changes
+        for row in np.flatnonzero(credit > _LEAST).tolist() if changes else ():
+            job = jobs[row]
+            change = changes.get(job.spec.id)
+            if change is not None and (job.desired is None) != (change.allocation is None):
+                self.earned[job.spec.id] = float(credit[row])
+                self.is_changed = True
+
+
+def aged(weights: Floats, credit: Floats) -> Floats:
+    """Weights, doubled for every unit of credit beyond the first."""
+    return np.asarray(weights * 2.0 ** np.clip(credit - _FREE, 0.0, _MOST_CREDIT))
