@@ -26,6 +26,7 @@ from carpool.policies.market.policy_memory import EstimateCache
 
 _LITTLE = 1e-6  # least relative gain, above rounding
 _STAYS, _UNMEASURED = 1.1, 1.5  # bonus of a group that runs already: splitting it before it is measured teaches nothing
+_HOPED = 1.05  # most that an untried group of waiting jobs counts, in values of the best of them: less than staying
 _MARGIN = 1.1  # on the predicted memory of a tuned batch
 _MOST = 96  # groups considered, the highest bidders per device first: the work grows with the square
 
@@ -188,8 +189,8 @@ def _lane_group(menu: Menu, bids: Bids, column: int, block: Block) -> Colocation
         is_moved = menu.held[row] != NONE and not block.is_held
         values[column] += speed * (bids.values[row, column] if is_moved else alone)
     if not block.is_measured and all(menu.held[row] == NONE for row in block.rows):
-        # hope alone does not displace a running job
-        values[column] = min(values[column], max(float(bids.values[row, column]) for row in block.rows))
+        waiting = bids.values[menu.held == NONE, column]
+        values[column] = min(values[column], _HOPED * float(waiting.max()))  # hope does not displace a running job
     if block.is_held:
         values[column] *= _STAYS if block.is_measured else _UNMEASURED
     return ColocationGroup(block.rows, values, column if block.is_held else NONE, shares={column: block.shares})
