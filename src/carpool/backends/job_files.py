@@ -9,8 +9,8 @@ from functools import partial
 from carpool.backends.run_folder import RunFolder
 from carpool.core.messages import ProgressReported, Record
 from carpool.core.model import JobId
+from carpool.runtime.commands.tensorboard import EventFile
 from carpool.runtime.executor.reports import Evaluation, Outcome, Report, Told
-from carpool.runtime.executor.tensorboard import EventFile
 
 
 class JobFileWriter:

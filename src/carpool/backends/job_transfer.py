@@ -12,7 +12,7 @@ from carpool.core.model import JobId
 from carpool.jobs.code_archive import MAX_BYTES, CodeArchive, absolute_paths, pack
 from carpool.jobs.program import Program
 from carpool.runtime.executor.job_folder import JobFolder
-from carpool.runtime.executor.remote_link import RemoteFiles
+from carpool.runtime.remote.remote_link import RemoteFiles
 
 _LOG = "log"
 _CHECKPOINTS = "checkpoints"

@@ -22,8 +22,8 @@ from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client import ExecutorClient
 from carpool.runtime.executor.client_protocol import Inventory
-from carpool.runtime.executor.remote_link import LINK_ERRORS
 from carpool.runtime.executor.reports import Facts, Gone, HandedOver, Report
+from carpool.runtime.remote.remote_link import LINK_ERRORS
 
 _RETRY_S = 0.2
 _SYNC_S = 2.0  # between fetches of logs and checkpoints of running jobs

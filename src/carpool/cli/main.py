@@ -60,9 +60,8 @@ VERBS = {verb: summary for section in _SECTIONS.values() for verb, summary in se
 
 _MODULES = {  # verb -> module in cli/verbs, where the names differ
     **dict.fromkeys(("cancel", "pause", "resume", "weight", "limit"), "job_control"),
-    **dict.fromkeys(("config", "token", "backup", "restore", "stop"), "admin"),
+    **dict.fromkeys(("config", "token", "backup", "restore", "stop", "drain", "undrain"), "admin"),
     **dict.fromkeys(("ps", "top"), "status"),
-    **dict.fromkeys(("drain", "undrain"), "node_control"),
     **dict.fromkeys(("logs", "get"), "job_output"),
     "why": "explain",
     "policies": "policy",

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from carpool.cli.verbs.agent import agent, parse_address
 from carpool.core.errors import InputError
 from carpool.jobs.hosts_file import Host
-from carpool.runtime.executor.remote_agent import certificate_of
-from carpool.runtime.executor.remote_start import own_certificate, start_script
+from carpool.runtime.remote.remote_agent import certificate_of
+from carpool.runtime.remote.remote_start import own_certificate, start_script
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from carpool.backends.executors import ExecutorPort
 from carpool.cli.main import run
-from carpool.cli.verbs.demo_runs import JOBS, demo_jobs, show_live_demo
+from carpool.cli.support.demo_runs import JOBS, demo_jobs, show_live_demo
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.runtime.executor.reports import Outcome, Report

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from carpool.runtime.executor.command_start import ForkedCommand
+from carpool.runtime.commands.command_start import ForkedCommand
 from carpool.runtime.process.protocol import Message, RunProgram
 from carpool.runtime.process.python_program import (
     PythonProgram,

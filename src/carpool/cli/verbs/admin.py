@@ -1,4 +1,4 @@
-"""``carpool config``, ``token``, ``backup``, ``restore`` and ``stop``: administer the daemon."""
+"""``carpool config``, ``token``, ``backup``, ``restore``, ``stop``, ``drain`` and ``undrain``: administer the daemon."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
+from carpool.cli.support.daemon_client import connect, server_option
 from carpool.cli.support.options import json_option, print_json, print_note
 from carpool.core.errors import InputError
 
@@ -211,3 +212,29 @@ def restore(source: str, state: str | None, check: bool, as_json: bool) -> None:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.taken_at))
     done = "all checksums match" if check else f"restored to {folder}"
     click.echo(f"{source}: {len(found.files)} files from {when} ({found.bytes / 1e6:.1f} MB), {done}")
+
+
+def _node_command(verb: str, summary: str) -> click.Command:
+    @click.command(verb, help=summary, epilog=f"Example: carpool {verb} box1")
+    @click.argument("node")
+    @server_option
+    @json_option
+    def command(node: str, server: str, as_json: bool) -> None:
+        from carpool.cli.render.job_rows import NODE_HEADINGS, as_columns, node_row
+
+        with connect(server) as client:
+            nodes = client.drain(node) if verb == "drain" else client.undrain(node)
+        if as_json:
+            print_json({"nodes": nodes})
+            return
+        for line in as_columns(NODE_HEADINGS, [node_row(each) for each in nodes]):
+            click.echo(line)
+
+    return command
+
+
+drain = _node_command(
+    "drain",
+    "Release all jobs of NODE, which continue elsewhere, and schedule none on it until carpool undrain NODE.",
+)
+undrain = _node_command("undrain", "Schedule jobs on NODE again after carpool drain NODE.")

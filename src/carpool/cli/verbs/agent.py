@@ -15,7 +15,7 @@ from carpool.cli.support.options import log_options, print_note
 from carpool.core.errors import InputError, cause
 
 if TYPE_CHECKING:
-    from carpool.runtime.executor.remote_agent import AgentOptions
+    from carpool.runtime.remote.remote_agent import AgentOptions
 
 _EPILOG = """\b
 Examples:
@@ -57,8 +57,8 @@ def agent(
     jobs with checkpoints.
     """
     from carpool.logs import configure_logging
-    from carpool.runtime.executor.remote_agent import serve_agent
-    from carpool.runtime.executor.remote_start import own_certificate
+    from carpool.runtime.remote.remote_agent import serve_agent
+    from carpool.runtime.remote.remote_start import own_certificate
     from carpool.service.transport import is_loopback, listen_tcp
 
     configure_logging(log_level or "warning", log_format or "")
@@ -114,8 +114,8 @@ def _options(token_file: str, devices: str, folder: Path, cert: str, *, oversubs
     from carpool.jobs.environment import daemon_environment
     from carpool.jobs.host import host_supplies
     from carpool.jobs.hosts_file import read_token
-    from carpool.runtime.executor.remote_agent import AgentOptions, certificate_of
-    from carpool.runtime.executor.remote_link import describe_drivers
+    from carpool.runtime.remote.remote_agent import AgentOptions, certificate_of
+    from carpool.runtime.remote.remote_link import describe_drivers
     from carpool.service.config import read_settings
 
     return AgentOptions(

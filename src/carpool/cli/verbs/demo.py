@@ -43,11 +43,11 @@ def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: 
         print_note("torch is not installed: running the simulated demo. Install it: pip install 'carpool[torch]'")
         simulated = True
     if simulated:
-        from carpool.cli.verbs.demo_runs import show_simulated_demo
+        from carpool.cli.support.demo_runs import show_simulated_demo
 
         show_simulated_demo(folder, jobs, seed)
         return 0
-    from carpool.cli.verbs.demo_runs import show_live_demo
+    from carpool.cli.support.demo_runs import show_live_demo
     from carpool.cli.verbs.run import start_executor, start_ready
     from carpool.jobs.devices import overlap_note, parse_devices
 

@@ -19,8 +19,8 @@ from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.program import Program
 from carpool.logs import log_event
+from carpool.runtime.commands.command_process import CommandProcess
 from carpool.runtime.executor.client_protocol import ExecutorOptions
-from carpool.runtime.executor.command_process import CommandProcess
 from carpool.runtime.executor.exclusive_access import ExclusiveAccess
 from carpool.runtime.executor.job_guard import JobGuard
 from carpool.runtime.executor.job_table import JobTable, TrainingJob, job_options_of

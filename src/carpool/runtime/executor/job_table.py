@@ -10,9 +10,9 @@ from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
+from carpool.runtime.commands.command_process import CommandListener, CommandProcess
+from carpool.runtime.commands.command_start import RunInFork
 from carpool.runtime.executor.client_protocol import ExecutorOptions, HeldJobStatus
-from carpool.runtime.executor.command_process import CommandListener, CommandProcess
-from carpool.runtime.executor.command_start import RunInFork
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.job_state.actions import Mirror, Segment, Send
 from carpool.runtime.job_state.machine import JobMachine

@@ -20,9 +20,9 @@ from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
-from carpool.runtime.executor.remote_link import AgentFacts, RemoteFiles, connect
-from carpool.runtime.executor.remote_start import ensure_agent
 from carpool.runtime.executor.reports import Gone, Report
+from carpool.runtime.remote.remote_link import AgentFacts, RemoteFiles, connect
+from carpool.runtime.remote.remote_start import ensure_agent
 from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
 
 _SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connection is renewed

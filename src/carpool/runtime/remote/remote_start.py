@@ -9,7 +9,7 @@ from pathlib import Path
 
 from carpool.core.errors import InputError
 from carpool.jobs.hosts_file import Host
-from carpool.runtime.executor.remote_link import HostUnreachable, connect
+from carpool.runtime.remote.remote_link import HostUnreachable, connect
 
 _START_S = 60.0
 _RETRY_S = 0.3

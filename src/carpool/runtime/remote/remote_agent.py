@@ -26,11 +26,11 @@ from carpool.core.host_resources import HostResources
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.environment import daemon_environment
 from carpool.logs import log_event
-from carpool.runtime.executor import remote_protocol as protocol
 from carpool.runtime.executor.client import ExecutorSocket
 from carpool.runtime.executor.job_guard import marked_job
-from carpool.runtime.executor.remote_files import FileService
-from carpool.runtime.executor.remote_protocol import RemoteRefused
+from carpool.runtime.remote import remote_protocol as protocol
+from carpool.runtime.remote.remote_files import FileService
+from carpool.runtime.remote.remote_protocol import RemoteRefused
 
 _RELAY_BYTES = 1 << 16
 _START_S = 180.0

@@ -12,7 +12,7 @@ from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
-from carpool.runtime.executor.command_process import CommandProcess
+from carpool.runtime.commands.command_process import CommandProcess
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.protocol import Message

@@ -19,9 +19,9 @@ from carpool.jobs.devices import LocalDevice, cuda_visible_names
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.logs import log_event
-from carpool.runtime.executor.command_metrics import CommandMetrics, EvaluationLimiter
-from carpool.runtime.executor.command_parking import CommandParking, ParkingError
-from carpool.runtime.executor.command_start import (
+from carpool.runtime.commands.command_metrics import CommandMetrics, EvaluationLimiter
+from carpool.runtime.commands.command_parking import CommandParking, ParkingError
+from carpool.runtime.commands.command_start import (
     Descriptors,
     ForkedCommand,
     RunInFork,
@@ -31,7 +31,7 @@ from carpool.runtime.executor.command_start import (
     spawn,
     start_progress_reader,
 )
-from carpool.runtime.executor.command_state import (
+from carpool.runtime.commands.command_state import (
     CommandAction,
     CommandPhase,
     CommandState,
@@ -41,8 +41,8 @@ from carpool.runtime.executor.command_state import (
     Restore,
     Terminate,
 )
+from carpool.runtime.commands.metric_lines import MetricRow
 from carpool.runtime.executor.job_folder import JobFolder
-from carpool.runtime.executor.metric_lines import MetricRow
 from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot

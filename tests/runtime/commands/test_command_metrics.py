@@ -12,12 +12,12 @@ from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
-from carpool.runtime.executor.command_metrics import CommandMetrics, EvaluationLimiter
-from carpool.runtime.executor.command_process import CommandProcess
+from carpool.runtime.commands.command_metrics import CommandMetrics, EvaluationLimiter
+from carpool.runtime.commands.command_process import CommandProcess
+from carpool.runtime.commands.metric_lines import MetricRow
+from carpool.runtime.commands.tensorboard import EventFile
 from carpool.runtime.executor.job_folder import JobFolder
-from carpool.runtime.executor.metric_lines import MetricRow
 from carpool.runtime.executor.reports import Evaluation, Report
-from carpool.runtime.executor.tensorboard import EventFile
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.protocol import Message
 

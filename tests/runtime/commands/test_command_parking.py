@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from carpool.jobs.devices import LocalDevice
-from carpool.runtime.executor.command_parking import CommandParking, ParkingError
+from carpool.runtime.commands.command_parking import CommandParking, ParkingError
 
 GPU = LocalDevice(0, "cuda:0", "H200", (), 0)
 CPU = LocalDevice(1, "cpu:0", "cpu1", (0,))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carpool.jobs.code_archive import pack
-from carpool.runtime.executor.remote_files import FileService
+from carpool.runtime.remote.remote_files import FileService
 
 
 def ask(service: FileService, payload: bytes = b"", **request: Any) -> tuple[dict[str, Any], bytes]:

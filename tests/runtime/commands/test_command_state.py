@@ -17,7 +17,7 @@ from carpool.core.messages import (
     ResumabilityChanged,
 )
 from carpool.core.model import JobId
-from carpool.runtime.executor.command_state import (
+from carpool.runtime.commands.command_state import (
     PARKING_TIMEOUT_S,
     CommandAction,
     CommandPhase,

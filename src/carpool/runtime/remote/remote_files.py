@@ -14,7 +14,7 @@ from typing import Any
 from carpool.core.errors import InputError
 from carpool.jobs.code_archive import unpack
 from carpool.runtime.executor.job_folder import JobFolder
-from carpool.runtime.executor.remote_protocol import CHUNK_BYTES
+from carpool.runtime.remote.remote_protocol import CHUNK_BYTES
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CODE = "code"  # archives by digest

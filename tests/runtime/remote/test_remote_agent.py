@@ -16,10 +16,10 @@ from carpool.core.errors import InputError
 from carpool.core.host_resources import HostResources
 from carpool.jobs.devices import parse_devices
 from carpool.jobs.hosts_file import Host
-from carpool.runtime.executor import remote_protocol as protocol
-from carpool.runtime.executor.remote_agent import Agent, AgentOptions, certificate_of
-from carpool.runtime.executor.remote_link import HostUnreachable, RemoteFiles, connect
-from carpool.runtime.executor.remote_start import own_certificate
+from carpool.runtime.remote import remote_protocol as protocol
+from carpool.runtime.remote.remote_agent import Agent, AgentOptions, certificate_of
+from carpool.runtime.remote.remote_link import HostUnreachable, RemoteFiles, connect
+from carpool.runtime.remote.remote_start import own_certificate
 
 TOKEN = "0123456789abcdef"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]

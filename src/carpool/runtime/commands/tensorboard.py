@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 
 from carpool.jobs.untrusted_file import append_untrusted
-from carpool.runtime.executor.metric_lines import MAX_STEP, MetricRow, as_metric_name
+from carpool.runtime.commands.metric_lines import MAX_STEP, MetricRow, as_metric_name
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reversed
 _MASK = 0xA282EAD8

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from carpool.runtime.executor.metric_lines import MetricRow
-from carpool.runtime.executor.tensorboard import EventFile, EventReader, _field, _masked, crc32c
+from carpool.runtime.commands.metric_lines import MetricRow
+from carpool.runtime.commands.tensorboard import EventFile, EventReader, _field, _masked, crc32c
 
 
 def records(path: Path) -> list[bytes]:

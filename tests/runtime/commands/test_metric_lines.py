@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.runtime.executor.metric_lines import MAX_METRICS, MetricLines, MetricRow
+from carpool.runtime.commands.metric_lines import MAX_METRICS, MetricLines, MetricRow
 
 
 def rows(*lines: str) -> list[MetricRow]:

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from carpool.jobs.untrusted_file import first_kept_byte, open_untrusted
-from carpool.runtime.executor.metric_lines import MAX_METRICS, MetricLines, MetricRow
-from carpool.runtime.executor.tensorboard import EventReader
+from carpool.runtime.commands.metric_lines import MAX_METRICS, MetricLines, MetricRow
+from carpool.runtime.commands.tensorboard import EventReader
 
 _POLL_BYTES = 1 << 20  # of one file at a time
 _LAST_BYTES = 16 << 20  # after the program's exit

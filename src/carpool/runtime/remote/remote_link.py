@@ -18,9 +18,9 @@ from carpool.core.host_resources import HostResources
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.hosts_file import Host
 from carpool.jobs.nvml import Nvml
-from carpool.runtime.executor import remote_protocol as protocol
 from carpool.runtime.executor.client_protocol import devices_from_json
-from carpool.runtime.executor.remote_protocol import HandshakeBroken, RemoteRefused, Versions
+from carpool.runtime.remote import remote_protocol as protocol
+from carpool.runtime.remote.remote_protocol import HandshakeBroken, RemoteRefused, Versions
 
 _CONNECT_S = 10.0
 _REQUEST_S = 30.0  # for at most one chunk

@@ -1,0 +1,1 @@
+"""Commands: any program as a job, started, parked, observed and ended."""

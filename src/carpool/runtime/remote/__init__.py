@@ -1,0 +1,1 @@
+"""Executors on other machines: the agent, its link, protocol and files."""
