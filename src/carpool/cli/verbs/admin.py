@@ -1,4 +1,4 @@
-"""``carpool config``, ``token``, ``backup``, ``restore``, ``stop``, ``drain`` and ``undrain``: administer the daemon."""
+"""``carpool config``, ``token``, ``backup``, ``restore``, ``stop``, ``drain``, ``undrain``: administer the daemon."""
 
 from __future__ import annotations
 
