@@ -54,6 +54,6 @@ def test_page_events_count_as_streams(tmp_path: Path) -> None:
 
 def test_addresses_warn_about_unencrypted_traffic(tmp_path: Path) -> None:
     settings = read_settings({"HOME": str(tmp_path), "CARPOOL_HOST": "0.0.0.0"})
-    assert describe_addresses(settings, None) == f"unix:{settings.socket}"
+    assert describe_addresses(settings, None).startswith(f"unix:{settings.socket} only: port {settings['port']}")
     with listen_tcp("127.0.0.1", 0) as tcp:
         assert "not encrypted" in describe_addresses(settings, tcp)

@@ -47,7 +47,7 @@ from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, close_all, pair
-from carpool.runtime.process.process_tree import bind_tree, continue_tree, stop_tree
+from carpool.runtime.process.process_tree import bind_tree, continue_tree, kill_tree, stop_tree
 from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed, ProgressFound, RunProgram
 from carpool.runtime.process.reaper import NOT_STARTED
 
@@ -140,9 +140,13 @@ class CommandProcess:
         self.send(Proceed(self._epoch, time_sliced=time_sliced))
 
     def freeze(self, *, frozen: bool) -> None:
-        """Stop all processes of the command, repeated until they have; or continue them, unless it is parked."""
+        """Stop all processes of the command, repeated until they have; or continue them, unless it is parked.
+
+        One that is terminating is killed: stopped, it could not exit, and it may not compute until it does.
+        """
         if self._process is not None and frozen:
-            stop_tree(self._process.pid)
+            is_ending = self.state.phase is CommandPhase.TERMINATING
+            (kill_tree if is_ending else stop_tree)(self._process.pid)
         elif self._process is not None and self.state.phase is not CommandPhase.PARKED:
             continue_tree(self._process.pid)
 

@@ -49,6 +49,11 @@ def continue_tree(pid: int) -> None:
     _signal(reversed(descendants(pid)), signal.SIGCONT)
 
 
+def kill_tree(pid: int) -> None:
+    """Kill all processes below this one; repeat until none is left."""
+    _signal(descendants(pid), signal.SIGKILL)
+
+
 def bind_tree(pid: int, cores: Collection[int]) -> None:
     """Bind every thread of a process and of all below it to these cores; repeated for threads started meanwhile."""
     bound: set[int] = set()
