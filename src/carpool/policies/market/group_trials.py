@@ -65,7 +65,7 @@ class GroupTrials:
         looks = []
         for device, jobs in _groups(draft):
             mix = _mix(draft, jobs)
-            name = ", ".join(f"{spec.id} {share:g}" for spec, share, _ in mix)
+            name = _name(mix)
             self.since[name] = before.get(name, at)
             age = at - self.since[name]
             if age <= _PATIENCE_S and not self._is_measured(draft, device, mix):
@@ -73,6 +73,10 @@ class GroupTrials:
                     self._probe(draft, jobs)
                 looks.append(at + _LOOK_S)
         return min(looks, default=None)
+
+    def is_young(self, mix: Iterable[MixEntry], at: float) -> bool:
+        """Whether a group was formed so recently that its measurement is still awaited."""
+        return at - self.since.get(_name(mix), at) <= _PATIENCE_S
 
     def _is_measured(self, draft: Draft, device: DeviceId, mix: list[MixEntry]) -> bool:
         kind = draft.view.cluster.kind_of(device)
@@ -89,6 +93,11 @@ class GroupTrials:
             if job.done > 0.0 and rest > _WORTH_S and _is_unknown(view.estimates, job, view.cluster.placement(held)):
                 self.probed.append(job.id)
                 draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(job.rate * _PROBE_S)))))
+
+
+def _name(mix: Iterable[MixEntry]) -> str:
+    """A group by the names of its jobs and their shares."""
+    return ", ".join(sorted(f"{spec.id} {share:g}" for spec, share, _ in mix))
 
 
 def _is_unknown(estimates: Estimator, job: Job, placement: Placement) -> bool:

@@ -30,6 +30,7 @@ _CONSIDERED = 16  # blocks beside those that share devices already
 _OPTIMISM = 0.5  # standard deviations added to a prediction
 _TRIAL_S = 3.0  # what a trial of a group may cost
 _SAVES = 1.03  # least factor by which merging shortens completion times
+_RESHARES = 1.1  # least factor by which other shares shorten completion times of a group that was measured
 _LEAST = 1e-9
 
 Shares = tuple[float, ...]
@@ -115,7 +116,8 @@ class LaneGroups:
                 self.trials.refuse(self._ids(group))
                 self._known[group] = None
             elif now is not None:
-                blocks.append(now if best is None or best.cost * _SAVES > now.cost else best)
+                is_worth = best is not None and now.is_measured and best.cost * _RESHARES < now.cost
+                blocks.append(best if best is not None and is_worth else now)
         return blocks
 
     def _now(self, rows: tuple[int, ...]) -> Block | None:
@@ -138,7 +140,8 @@ class LaneGroups:
         return (cost + behind * at) * _SAVES < block.cost + behind * block.end_s
 
     def _best_merge(self, blocks: Sequence[Block]) -> tuple[Block, Block, Block] | None:
-        pairs = [pair for pair in combinations(blocks, 2) if len(pair[0].rows) + len(pair[1].rows) <= self.most]
+        able = [block for block in blocks if not self._is_on_trial(block)]
+        pairs = [pair for pair in combinations(able, 2) if len(pair[0].rows) + len(pair[1].rows) <= self.most]
         self._evaluate([_union(*pair) for pair in pairs])
         found: list[tuple[float, tuple[int, ...], Block, Block, Block]] = []
         for first, second in pairs:
@@ -148,6 +151,11 @@ class LaneGroups:
                 if saved > 0.0:
                     found.append((-saved, joint.rows, first, second, joint))
         return min(found)[2:] if found else None
+
+    def _is_on_trial(self, block: Block) -> bool:
+        """Whether the group runs and is about to be measured: until then no job joins it."""
+        is_new = block.is_held and not block.is_measured
+        return is_new and self.trials.is_young(self._mix(block.rows, block.shares), self.view.at)
 
     def _saved(self, first: Block, second: Block, joint: Block) -> float:
         """Weighted seconds saved by merging; 0 where it does not pay."""
@@ -208,7 +216,8 @@ class LaneGroups:
         weights = [float(self.bids.weights[row]) for row in rows]
         seconds = [float(self.bids.seconds[row, self.column]) for row in rows]
         rest = max(seconds)
-        hope = _OPTIMISM * max(0.0, 1.0 - _TRIAL_S / max(rest, _LEAST))
+        runs = self.sharers.get(rows[0]) == set(rows)  # other shares for it are not worth a trial
+        hope = 0.0 if runs else _OPTIMISM * max(0.0, 1.0 - _TRIAL_S / max(rest, _LEAST))
         speeds = tuple([min(1.0, each.mean + hope * each.std) for each in kept])
         is_held = self._runs_so(rows, shares)
         late = [0.0 if is_held else self._change_s(row, share) for row, share in zip(rows, shares, strict=True)]

@@ -18,7 +18,10 @@ from carpool.policies.market.policy_memory import Offer
 def place_all(draft: Draft, menu: Menu, groups: ColocationGroups, choice: Choices) -> None:
     """Place every group on the offer chosen for it, else on the best one that fits."""
     movers: list[tuple[int, int]] = []
-    stays = choice == groups.stays_at
+    runs = menu.held != NONE
+    if len(groups) != len(menu.jobs):
+        runs = np.array([bool(runs[list(groups.rows(place))].any()) for place in range(len(groups))])
+    stays = (choice == groups.stays_at) & ~(runs & (choice == NONE))
     may_tune = draft.view.estimates.tunes_batches or menu.batches.any()
     changing = ~stays | (choice != NONE) if may_tune else ~stays  # skips jobs that keep waiting
     for place in np.flatnonzero(changing).tolist():
