@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_the_daemon_starts_whatever_values_a_journal_holds(
             inner: Any = body
             for step in place[:-1]:
                 inner = inner[step]
-            inner[place[-1]] = value
+            inner[place[-1]] = deepcopy(value)  # a list in itself could not be written
         return body
 
     rewrite(folder, change)
