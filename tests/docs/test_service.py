@@ -42,7 +42,8 @@ def test_every_route_is_on_the_page(tmp_path: Path) -> None:
     paths = json.loads(get(tmp_path, "/v1/openapi.json"))["paths"]
     for path in paths:
         short = path.partition("{job}")[2] or "/" + path.rpartition("/")[2]
-        assert path.replace("{job}", "NAME").replace("{array}", "NAME") in PAGE or f"`{short}`" in PAGE, path
+        named = re.sub(r"\{(job|array|node)\}", "NAME", path)
+        assert named in PAGE or f"`{short}`" in PAGE, path
 
 
 def test_every_metric_of_the_grafana_dashboard_exists(tmp_path: Path) -> None:
