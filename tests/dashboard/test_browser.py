@@ -92,7 +92,7 @@ def test_change_limits_weight_and_policy(open_site: Any, page: "Page") -> None:
     page.get_by_role("spinbutton", name="Weight").fill("2.5")
     page.get_by_role("button", name="Set weight").click()
     page.locator("[data-panel=head] .figures", has_text="2.5").wait_for()
-    page.keyboard.press("3")
+    page.keyboard.press("4")
     page.wait_for_url("**/decisions")
     page.locator("[data-panel=policy] code", has_text="show").wait_for()
     page.locator("summary", has_text="Change").click()
