@@ -70,6 +70,8 @@ class Forks:
         request = RunProgram((sys.executable, *command), str(folder), environment)
         try:
             channel, answer = await self.pool.run_program(request, log, theirs, session)
+            if answer.error:
+                channel.close()
             assert not answer.error, answer.error
             async with asyncio.timeout(120.0):
                 return await ForkedCommand(channel, answer.pid).wait()
