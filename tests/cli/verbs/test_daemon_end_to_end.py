@@ -64,7 +64,7 @@ def test_submit_starts_a_daemon_that_stops_on_sigterm(shell: Shell) -> None:
     )
     submitted = shell.run("submit", "jobs.toml")
     assert (submitted.returncode, submitted.stdout) == (3, "hello\n"), submitted.stderr
-    pid = int(submitted.stderr.partition("kill ")[2].split()[0])
+    pid = int(submitted.stderr.partition("(process ")[2].partition(")")[0])
 
     (job,) = json.loads(shell.run("ps", "--all", "--json").stdout)["jobs"]
     assert (job["phase"], job["exit_code"]) == ("failed", 3)

@@ -53,6 +53,13 @@ READY = Ready("digest", contribution_bytes=64, batch_size=8, total_steps=9, num_
 DEVICES = [LocalDevice(i, f"cpu:{i}", "cpu1", cores=(i,)) for i in range(2)]
 
 
+def close_files(executor: Executor) -> None:
+    """Close the descriptors of an executor that has no processes."""
+    for training in executor.jobs.trainings.values():
+        training.close()
+    executor._arbiter.close()
+
+
 class FakePool(WorkerPool):
     """Records launches and messages."""
 

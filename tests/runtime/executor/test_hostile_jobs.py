@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from carpool.runtime.executor.reports import Facts, Outcome, Report, Sized
 from carpool.runtime.process import protocol
 from carpool.runtime.process.channel import ProtocolError, decode
 from carpool.runtime.process.protocol import Begin, Contributed, Message, Proceed, Ready, Stepped, WorkerFailed
-from tests.runtime.executor.test_executor import DEVICES, READY, FakePool
+from tests.runtime.executor.test_executor import DEVICES, READY, FakePool, close_files
 
 BAD, GOOD = JobId("bad"), JobId("good")
 FROM_WORKERS = [
@@ -65,8 +66,10 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    close_files(rig.executor)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +170,7 @@ def test_any_messages_of_a_worker_leave_the_neighbour_alone(
     rig.executor.tick()
     rig.executor.on_exit(rig.bad, "killed by SIGKILL")
     rig.check_neighbour()
+    close_files(rig.executor)
 
 
 def test_reports_out_of_range_become_the_end_of_their_job() -> None:

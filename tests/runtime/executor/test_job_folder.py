@@ -18,7 +18,7 @@ from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Facts, Report, Told
 from carpool.runtime.job_state.actions import BatchSplit
 from carpool.service.queries.present import TimeBase, read_curve, read_log
-from tests.runtime.executor.test_executor import DEVICES, READY, FakePool
+from tests.runtime.executor.test_executor import DEVICES, READY, FakePool, close_files
 
 BAD, GOOD = JobId("bad"), JobId("good")
 Replace = Callable[[Path], object]
@@ -62,6 +62,7 @@ def test_whatever_a_file_is_replaced_by_the_executor_and_the_neighbour_go_on(
     assert not [fact for fact in facts if isinstance(fact, JobFailed) and fact.job == GOOD]
     assert read_log(folder / "log", 0, 1000, is_over=False).next >= 0
     assert not read_curve(folder / "metrics.jsonl", TimeBase(0.0), 100)
+    close_files(executor)
 
 
 def test_junk_lines_are_skipped_and_named_once(tmp_path: Path) -> None:

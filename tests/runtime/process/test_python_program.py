@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -80,6 +81,11 @@ class Forks:
                 os.close(fd)
 
 
+def _default_interrupt() -> None:
+    """Handle SIGINT as a program of a terminal does: these tests may run where it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     forks = Forks()
@@ -116,6 +122,7 @@ def compare(forks: Forks, tmp_path: Path) -> Compare:
                     stderr=subprocess.STDOUT,
                     timeout=120,
                     check=False,
+                    preexec_fn=_default_interrupt,
                 )
                 code, output = done.returncode, done.stdout.decode()
             written = {

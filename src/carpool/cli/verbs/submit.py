@@ -118,8 +118,8 @@ def _submit(client: Client, jobs: Path | Mapping[str, Any], key: str, server: st
         read_jobs(jobs, params)
     else:
         parse_jobs(add_sweep(jobs, params, "--sweep"), folder, "carpool submit")
-    start_daemon(settings)
-    print_note(f"started a daemon in {settings.state}; stop it with: carpool stop")
+    pid = start_daemon(settings)
+    print_note(f"started a daemon in {settings.state} (process {pid}); stop it with: carpool stop")
     return client.submit(tables, folder=folder, key=key)
 
 

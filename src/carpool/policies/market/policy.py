@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from carpool.core.constraints.pinned_jobs import is_pinned
+from carpool.core.constraints.priorities import weight_with_priority
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job
@@ -148,7 +149,8 @@ class Carpool(Policy):
             prices = market.clear(parts)
         else:
             along = self._relative_prices(market, view.at, memory)
-            prices, parts = _cleared(market, _replaced(market, jobs, view.at), along)
+            ranks = np.array([weight_with_priority(1.0, job.spec.priority) for job in jobs])
+            prices, parts = _cleared(market, _replaced(market, jobs, view.at), along, ranks)
         return Quote(menu, market, prices, market.worths(prices, parts), credit)
 
     def _relative_prices(self, market: Market, at: float, memory: PolicyMemory) -> Floats | None:
@@ -259,12 +261,15 @@ def _lengths(menu: Menu, work: Floats) -> Floats:
     return np.asarray(np.where(np.isfinite(found), found, 0.0))
 
 
-def _cleared(market: Market, replaced: Floats, along: Floats | None) -> tuple[Floats, Floats]:
-    """Prices, and per job the fraction of its price still charged when it ends; found by iteration."""
+def _cleared(market: Market, replaced: Floats, along: Floats | None, ranks: Floats) -> tuple[Floats, Floats]:
+    """Prices, and per job the fraction of its price still charged when it ends; found by iteration.
+
+    `ranks` [job] are the factors of priorities: a job of higher priority is taken to end before others of its length.
+    """
     parts = np.full(len(market.work), 0.5)
     prices = market.clear(parts, along=along)
     for _ in range(_ROUNDS):
-        parts = ends(market.bills(prices), market.weights, replaced)
+        parts = ends(market.bills(prices) / ranks, market.weights, replaced)
         prices = market.clear(parts, prices, along)
     return prices, parts
 

@@ -237,7 +237,7 @@ class JobState:
         steps = [worker.step for worker in self.state_holders]
         if self.epoch is not None:
             steps.append(self.epoch.step)
-        return max(steps, default=self.copies.step)
+        return max(steps, default=max(self.copies.step, self.copies.saved_step))
 
     @property
     def state_holders(self) -> list[WorkerState]:

@@ -118,9 +118,12 @@ def _spawn(command: list[str]) -> Child:
 def _watch(child: Child, fd: int, wake: int, grace_s: float) -> int:
     """Wait until the command has ended or was killed."""
     deadline: float | None = None
+    events = select.poll()  # not select(), which refuses descriptors from 1024 on: an executor of many jobs has those
+    for each in (fd, wake):
+        events.register(each, select.POLLIN)
     while (code := child.poll()) is None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([fd, wake], [], [], left)
+        ready = {each for each, _ in events.poll(None if left is None else 1e3 * left)}
         if fd in ready or left == 0.0:
             _kill_all()
             return child.wait()
