@@ -215,10 +215,11 @@ class Executor:
     def _finish_handovers(self) -> None:
         for job in sorted(self._leaving):
             with self._guard.handling(job):
-                held = self.jobs.statuses().get(job)
+                held, training = self.jobs.statuses().get(job), self._trainings.get(job)
                 if held is None or (held.is_over and self.jobs.drop(job)):
                     self._leaving.discard(job)
-                    self._report(HandedOver(job, held.steps if held is not None else 0))
+                    saved = [] if training is None else [copy.step for copy in training.folder.state_copies()]
+                    self._report(HandedOver(job, max([0 if held is None else held.steps, *saved])))
 
     def apply_orders(self, orders: Sequence[Order]) -> None:
         """Carry out orders; those of one call take effect together."""
