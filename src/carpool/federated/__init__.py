@@ -1,0 +1,1 @@
+"""Federated learning of several tasks at once: rounds, work per device, aggregation. Pure: no clock, no torch."""

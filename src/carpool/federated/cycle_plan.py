@@ -1,0 +1,200 @@
+"""Plan of a cycle: how many samples of each task every device processes, with which batch size and share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from typing import NamedTuple
+
+from carpool.core.estimates import Estimator
+from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.topology import Placement
+from carpool.federated.federation import DeviceName, Federation, Task, TaskName
+from carpool.federated.messages import TaskResult, Work
+from carpool.policies.sharing.share_search import Setting, ShareSearch, Tenant
+
+_LEAST_S = 1e-9
+_NEW_PART = 0.5  # of a measurement in the running mean
+_BIN = log(1.1)  # shares are searched for ratios of seconds in steps of 10 %, so that few searches serve many devices
+
+ActiveTasks = Mapping[TaskName, tuple[Task, int]]  # tasks that are not over, with their rounds
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """What the coordinator knows of a device."""
+
+    name: DeviceName
+    kind: Kind
+    volumes: dict[TaskName, int]  # samples it holds of each task
+    is_present: bool = True
+    done: dict[TaskName, int] = field(default_factory=dict)  # samples of accepted updates
+    sample_s: dict[TaskName, float] = field(default_factory=dict)  # measured seconds per sample alone
+    pace: float = 1.0  # measured over planned seconds of its cycles
+    num_paced: int = 0
+
+    def learn(self, results: Sequence[TaskResult], seconds: float, planned_s: float) -> None:
+        """Take in the measured times of a cycle; `planned_s` is 0 if they do not compare with the plan."""
+        is_first = not self.sample_s
+        for result in results:
+            if result.samples and result.busy_s > 0.0:
+                value = result.busy_s / result.samples
+                old = self.sample_s.get(result.task, value)
+                self.sample_s[result.task] = old + _NEW_PART * (value - old)
+        if planned_s > 0.0 and seconds > 0.0 and not is_first:  # the first plan knew no rates
+            part = _NEW_PART if self.num_paced else 1.0
+            self.pace += part * (seconds / planned_s - self.pace)
+            self.num_paced += 1
+
+
+class Mix(NamedTuple):
+    """Shares and batch sizes of tasks that share a device, and their speeds relative to alone."""
+
+    settings: tuple[Setting, ...]
+    speeds: tuple[float, ...]
+
+
+class DevicePlan(NamedTuple):
+    """A device's work in a cycle and the seconds it should take, before `pace` corrects them; 0: unknown."""
+
+    work: tuple[Work, ...]
+    seconds: float = 0.0
+
+
+class CyclePlanner:
+    """Plans cycles of a federation. Its answers depend on its arguments only; searches are kept to save time."""
+
+    def __init__(self, federation: Federation, estimates: Estimator) -> None:
+        self._federation = federation
+        self._estimates = estimates
+        self._mixes: dict[tuple[object, ...], Mix] = {}
+
+    def plan(self, tasks: ActiveTasks, devices: Sequence[DeviceState]) -> dict[DeviceName, DevicePlan]:
+        """The work of each device; devices without data of any task are left out."""
+        held = {device.name: [task for task in tasks if device.volumes.get(task, 0) > 0] for device in devices}
+        used = [device for device in devices if held[device.name]]
+        if self._federation.plan != "balanced":
+            return {device.name: _equal(self._federation, tasks, used, device, held[device.name]) for device in used}
+        mixes, epoch_s = {}, {}
+        for device in used:
+            mixes[device.name], epoch_s[device.name] = self._mix(device, [tasks[name][0] for name in held[device.name]])
+        volumes = {device.name: _volume(tasks, device) for device in used}
+        paced = {device.name: epoch_s[device.name] * device.pace for device in used}
+        epochs = epochs_to_meet(self._federation, volumes, paced)
+        return {
+            name: DevicePlan(
+                _balanced(tasks, device, held[name], mixes[name], epochs[name]), epochs[name] * epoch_s[name]
+            )
+            for device in used
+            for name in (device.name,)
+        }
+
+    def _mix(self, device: DeviceState, tasks: Sequence[Task]) -> tuple[Mix, float]:
+        """The mix of a device, and the seconds of an epoch over all its data: max D/P."""
+        alone = [_alone_s(self._estimates, device, task) for task in tasks]
+        longest = max(alone)
+        bins = tuple([max(round(log(seconds / longest) / _BIN), -60) for seconds in alone])
+        key = (self._estimates.version, device.kind, bins, *[task.name for task in tasks])
+        mix = self._mixes.get(key)
+        if mix is None:
+            mix = self._mixes[key] = self._search(device.kind, tasks, [exp(each * _BIN) for each in bins])
+        return mix, max([seconds / max(speed, _LEAST_S) for seconds, speed in zip(alone, mix.speeds, strict=True)])
+
+    def _search(self, kind: Kind, tasks: Sequence[Task], seconds: Sequence[float]) -> Mix:
+        """The shares that minimise the time until the last task of a device is done, from proportional ones on."""
+        tenants = [Tenant(_as_job(task, each)) for task, each in zip(tasks, seconds, strict=True)]
+        levels = self._federation.levels
+        search = ShareSearch(self._estimates, kind, tenants, levels, objective="barrier")
+        start = tuple([Setting(_nearest(levels, each / sum(seconds))) for each in seconds])
+        settings, speeds = search.best(start)
+        return Mix(settings, tuple(speeds))
+
+
+def _as_job(task: Task, alone_s: float) -> JobSpec:
+    """The task as a job whose weight is its seconds of work, as the objective ``barrier`` takes it."""
+    return JobSpec(
+        JobId(task.name), model=task.name, batch_size=task.batch_size, weight=alone_s, batch_range=task.batch_range
+    )
+
+
+def _alone_s(estimates: Estimator, device: DeviceState, task: Task) -> float:
+    """Seconds of one epoch of a task on a device that it has to itself, measured if it ever was."""
+    samples = task.weight * device.volumes[task.name]
+    measured = device.sample_s.get(task.name)
+    if measured is None:
+        steps_per_s = estimates.rate(_as_job(task, 1.0), Placement(((device.kind, 1),))).mean
+        measured = 1.0 / max(steps_per_s * task.batch_size, _LEAST_S)
+    return max(samples * measured, _LEAST_S)
+
+
+def _nearest(levels: Sequence[float], share: float) -> float:
+    return min(levels, key=lambda level: abs(level - share))
+
+
+def epochs_to_meet(
+    federation: Federation, volumes: Mapping[DeviceName, float], epoch_s: Mapping[DeviceName, float]
+) -> dict[DeviceName, float]:
+    """Epochs of each device in a cycle so that all end together and together process `epochs` of all data.
+
+    T = E · Σ D_d / Σ (D_d / t_d) with t_d the seconds of an epoch on device d, which makes T / t_d epochs in a cycle. A
+    device at an end of `epochs_range` stays there, and the others make up for it.
+    """
+    low, high = [federation.epochs * bound for bound in federation.epochs_range]
+    wanted = federation.epochs * sum(volumes.values())
+    found: dict[DeviceName, float] = {}
+    free = dict(epoch_s)
+    while free:
+        left = wanted - sum([volumes[name] * epochs for name, epochs in found.items()])
+        cycle_s = left / sum([volumes[name] / each for name, each in free.items()])
+        # One end at a time: devices that must do less leave more to the others, and the other way round.
+        outside = {name: high for name, each in free.items() if cycle_s / each > high}
+        outside = outside or {name: low for name, each in free.items() if cycle_s / each < low}
+        if not outside:
+            return found | {name: cycle_s / each for name, each in free.items()}
+        found |= outside
+        free = {name: each for name, each in free.items() if name not in outside}
+    return found
+
+
+def _volume(tasks: ActiveTasks, device: DeviceState) -> float:
+    return sum([task.weight * device.volumes.get(name, 0) for name, (task, _) in tasks.items()])
+
+
+def _balanced(
+    tasks: ActiveTasks, device: DeviceState, held: Sequence[TaskName], mix: Mix, epochs: float
+) -> tuple[Work, ...]:
+    work = []
+    for name, setting in zip(held, mix.settings, strict=True):
+        task, round_ = tasks[name]
+        samples = max(1, round(epochs * task.weight * device.volumes[name]))
+        batch_size = setting.batch_size or task.batch_size
+        work.append(Work(name, round_, device.done.get(name, 0), samples, batch_size, setting.fraction))
+    return tuple(work)
+
+
+def _equal(
+    federation: Federation,
+    tasks: ActiveTasks,
+    devices: Sequence[DeviceState],
+    device: DeviceState,
+    held: Sequence[TaskName],
+) -> DevicePlan:
+    """Equal shares and own batch sizes; equally many epochs or, with as many samples in all, equally many steps."""
+    steps = 0
+    if federation.plan == "equal-steps":
+        batches = sum([tasks[name][0].batch_size for each in devices for name in tasks if each.volumes.get(name, 0)])
+        steps = max(1, round(federation.epochs * sum([_volume(tasks, each) for each in devices]) / batches))
+    work = []
+    for name in held:
+        task, round_ = tasks[name]
+        by_epochs = max(1, round(federation.epochs * task.weight * device.volumes[name]))
+        samples = steps * task.batch_size or by_epochs
+        work.append(Work(name, round_, device.done.get(name, 0), samples, task.batch_size, 1.0 / len(held)))
+    return DevicePlan(tuple(work))
+
+
+def mismatch(volumes: Sequence[float], samples: Sequence[float]) -> float:
+    """Residual of equation 1: Σ_ij |log(D_i/D_j) − log(o_i/o_j)| over the tasks of a device."""
+    skews = [log(data) - log(max(done, 0.5)) for data, done in zip(volumes, samples, strict=True)]
+    return sum([abs(a - b) for a in skews for b in skews])

@@ -1,0 +1,121 @@
+"""Description of a federation: its tasks, how a cycle is planned, and the limits of an update."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, NewType
+
+from carpool.core.errors import InputError, UnknownName
+from carpool.core.typed_fields import Amount, Range
+
+TaskName = NewType("TaskName", str)
+DeviceName = NewType("DeviceName", str)
+
+ALGORITHMS = ("fedavg", "fedprox", "fedadam")
+WEIGHTINGS = ("data", "samples")
+PLANS = ("balanced", "equal-steps", "equal-epochs")
+_TARGET = re.compile(r"\s*(\S+)\s*(>=|<=)\s*(\S+)\s*")
+
+Count = Annotated[int, Range(1, 1 << 40)]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A metric that ends a task when it reaches a value: ``accuracy >= 0.9``."""
+
+    metric: str
+    value: float
+    above: bool = True
+
+    @classmethod
+    def parse(cls, text: str, where: str = "target") -> Target:
+        found = _TARGET.fullmatch(text)
+        try:
+            assert found is not None
+            return cls(found[1], float(found[3]), found[2] == ">=")
+        except (AssertionError, ValueError):
+            raise InputError(f"{text!r} is no target", where=where, way_out="Write 'accuracy >= 0.9'.") from None
+
+    def is_reached(self, value: float) -> bool:
+        return value >= self.value if self.above else value <= self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an update may be at most; 0: no limit."""
+
+    num_bytes: int = 0
+    norm: Amount = 0.0  # of the difference to the weights that the device was given
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One model that the devices train together.
+
+    ``algorithm``: ``fedavg``; ``fedprox`` adds ``proximal``/2 · ‖w − w_round‖² to the loss on devices (Li et al. 2020);
+    ``fedadam`` applies Adam to the mean difference on the server (Reddi et al. 2021). ``weighting`` says what a
+    device's update counts: ``data`` its data volume, its difference first divided by its number of steps (FedNova, Wang
+    et al. 2020), so that devices that make fewer steps do not count less; ``samples`` the samples it processed.
+    """
+
+    name: TaskName
+    rounds: Count = 10
+    batch_size: Count = 32
+    weight: Annotated[float, Range(1e-6, 1e6)] = 1.0  # epochs of this task per epoch of a task of weight 1
+    batch_range: tuple[Count, Count] | None = None  # batch sizes the plan may use; None: only its own
+    target: Target | None = None
+    algorithm: str = "fedavg"
+    proximal: Amount = 0.01
+    server_lr: Amount = 0.01
+    betas: tuple[Amount, Amount] = (0.9, 0.99)
+    epsilon: Amount = 1e-3
+    weighting: str = "data"
+    min_updates: Count = 1  # without so many the round is repeated
+    max_failed_rounds: Count = 3  # in a row, before the task fails
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        _known("algorithm", self.algorithm, ALGORITHMS)
+        _known("weighting", self.weighting, WEIGHTINGS)
+        if self.batch_range is not None and not self.batch_range[0] <= self.batch_size <= self.batch_range[1]:
+            raise InputError(
+                f"batch_size {self.batch_size} of task {self.name!r} is not in batch_range {self.batch_range}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """The tasks of a federation, and how devices work on them in a cycle.
+
+    In a cycle every task makes one round on the devices that take part. ``plan``:
+
+    - ``balanced``: each device works on each task in proportion to its data there (equation 1 of the text), with shares
+      that let all its tasks end together; how many epochs that is differs by device, so that all devices end together.
+    - ``equal-epochs``: equal shares, every device processes all its data ``epochs`` times.
+    - ``equal-steps``: equal shares, the same number of steps for every task on every device.
+
+    All three process equally many samples in a cycle.
+    """
+
+    tasks: tuple[Task, ...]
+    plan: str = "balanced"
+    epochs: Annotated[float, Range(1e-6, 1e6)] = 1.0  # per cycle, the mean over devices
+    epochs_range: tuple[Amount, Amount] = (0.1, 10.0)  # of one device, relative to `epochs`
+    participation: Annotated[float, Range(1e-9, 1)] = 1.0  # fraction of the devices that take part in a cycle
+    min_devices: Count = 1  # a cycle waits for so many
+    deadline_s: Amount = 0.0  # devices stop and return partial work; 0: none
+    grace_s: Amount = 5.0  # from the deadline to the end of the cycle
+    seed: int = 0
+    levels: tuple[Amount, ...] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)  # shares of a device
+
+    def __post_init__(self) -> None:
+        _known("plan", self.plan, PLANS)
+        names = [task.name for task in self.tasks]
+        if not names or len(set(names)) < len(names):
+            raise InputError(f"tasks are {names}", way_out="Give at least one task; each needs a name of its own.")
+
+
+def _known(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UnknownName(what, value, known)

@@ -1,0 +1,162 @@
+"""Federation file (TOML): the tasks, their programs and data partitions, and the devices."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from carpool.core.errors import InputError, cause
+from carpool.core.typed_fields import InvalidField, decode_fields
+from carpool.core.units import parse_bytes
+from carpool.federated.federation import DeviceName, Federation, Limits, Target, Task, TaskName
+from carpool.federated.partition import Partition
+from carpool.jobs.entry_file import check_entry
+from carpool.jobs.program import Program
+from carpool.jobs.toml_table import Table
+
+_T = TypeVar("_T")
+
+_FEDERATION_KEYS = tuple(field.name for field in fields(Federation) if field.name != "tasks")
+_TASK_KEYS = tuple(field.name for field in fields(Task) if field.name not in ("limits", "target", "name"))
+_LIMIT_KEYS = ("max_update", "max_norm")
+_DEVICE_KEYS = ("name", "device", "slowdown", "count")
+_MAX_DEVICES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedProgram:
+    """What devices run for a task, and how its data are spread over them."""
+
+    program: Program
+    partition: Partition
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedDevice:
+    """A device of an embedded federation: cores of this machine, or a GPU, perhaps emulated slower than it is."""
+
+    name: DeviceName
+    device: str = "cpu"
+    slowdown: float = 0.0  # 0: as fast as it is
+
+
+@dataclass(frozen=True, slots=True)
+class FederationFile:
+    """The content of a federation file."""
+
+    federation: Federation
+    programs: Mapping[TaskName, FederatedProgram]
+    devices: tuple[FederatedDevice, ...]
+    has_batch_size: frozenset[TaskName] = frozenset()  # tasks whose batch size the file gives
+
+    @property
+    def is_emulated(self) -> bool:
+        return any(device.slowdown for device in self.devices)
+
+    def hosted_tasks(self) -> dict[str, Any]:
+        """What each device needs to know of the tasks, as plain JSON values."""
+        return {
+            task.name: {
+                "program": self.programs[task.name].program.as_json(),
+                "partition": asdict(self.programs[task.name].partition),
+                "proximal": task.proximal if task.algorithm == "fedprox" else 0.0,
+            }
+            for task in self.federation.tasks
+        }
+
+
+def read_federation(path: Path) -> FederationFile:
+    """Read and check a federation file, without importing any entry."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name an existing file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
+    return parse_federation(data, path.parent, str(path))
+
+
+def parse_federation(data: Mapping[str, Any], folder: Path, where: str) -> FederationFile:
+    """Parse the content of a federation file; entries are relative to `folder`."""
+    Table(data, where).only([*_FEDERATION_KEYS, "rounds", "task", "device"])
+    shared = {key: data[key] for key in ("rounds",) if key in data}
+    tables = data.get("task", [])
+    if not isinstance(tables, list) or not tables:
+        raise InputError(
+            "has no [[task]] table", where=where, way_out='Add one: [[task]] name = "a" entry = "train.py:main".'
+        )
+    seed = Table(data, where).whole("seed", 0, least=0)
+    tasks, programs, sized = [], {}, set()
+    for place, given in enumerate(tables, 1):
+        table = Table({**shared, **given} if isinstance(given, dict) else given, f"{where}: task {place}")
+        task = _task(table)
+        tasks.append(task)
+        programs[task.name] = FederatedProgram(_program(table, folder, seed), _partition(table, seed))
+        if "batch_size" in given:
+            sized.add(task.name)
+    values = {key: data[key] for key in _FEDERATION_KEYS if key in data}
+    federation = _decoded(Federation, {**values, "tasks": tuple(tasks)}, where)
+    return FederationFile(federation, programs, _devices(data, where), frozenset(sized))
+
+
+def _task(table: Table) -> Task:
+    table.only(["name", "entry", "args", "partition", "target", *_TASK_KEYS, *_LIMIT_KEYS])
+    name = table.text("name")
+    if not name or "/" in name:
+        raise InputError(f"name is {name!r}", where=table.where, way_out="Give it a name without '/'.")
+    values = {key: table.values[key] for key in _TASK_KEYS if key in table.values}
+    target = table.text("target")
+    limits = Limits(
+        parse_bytes(table.values.get("max_update", 0), f"{table.where}: max_update"),
+        table.number("max_norm", 1.0) if "max_norm" in table.values else 0.0,
+    )
+    parsed = Target.parse(target, f"{table.where}: target") if target else None
+    return _decoded(Task, {**values, "name": name, "target": parsed, "limits": limits}, table.where)
+
+
+def _program(table: Table, folder: Path, seed: int) -> Program:
+    entry, args = table.text("entry"), table.mapping("args")
+    check_entry(entry, args, folder, table.where)
+    return Program(
+        entry, args, folder=str(folder.resolve()), seed=seed, batch_size=table.whole("batch_size", 0, least=1)
+    )
+
+
+def _partition(table: Table, seed: int) -> Partition:
+    given = table.mapping("partition")
+    Table(given, f"{table.where}: partition").only([field.name for field in fields(Partition)])
+    return _decoded(Partition, {"seed": seed, **given}, f"{table.where}: partition")
+
+
+def _devices(data: Mapping[str, Any], where: str) -> tuple[FederatedDevice, ...]:
+    found: list[FederatedDevice] = []
+    tables = data.get("device", [{"name": "device", "count": 2}])
+    if not isinstance(tables, list) or not tables:
+        raise InputError("device is not a list of tables", where=where, way_out="Write [[device]] tables.")
+    for place, given in enumerate(tables, 1):
+        table = Table(given, f"{where}: device {place}")
+        table.only(_DEVICE_KEYS)
+        count, base = table.whole("count", 1, most=_MAX_DEVICES), table.text("name") or f"device-{place}"
+        names = [base] if "count" not in table.values else [f"{base}-{number}" for number in range(count)]
+        slowdown = table.number("slowdown", 1.0) if "slowdown" in table.values else 0.0
+        found += [FederatedDevice(DeviceName(name), table.text("device") or "cpu", slowdown) for name in names]
+    names = [device.name for device in found]
+    if len(set(names)) < len(names):
+        raise InputError(f"device names are {names}", where=where, way_out="Give each device a name of its own.")
+    if any(device.slowdown for device in found) and not all(device.slowdown for device in found):
+        raise InputError(
+            "some devices have a slowdown", where=where, way_out="Give all or none of them one; 1 is real."
+        )
+    return tuple(found)
+
+
+def _decoded(kind: type[_T], values: Mapping[str, Any], where: str) -> _T:
+    try:
+        return decode_fields(kind, values)
+    except InvalidField as error:
+        raise InputError(str(error), where=where) from None
+    except InputError as error:
+        raise InputError(error.problem, where=where, way_out=error.way_out) from None

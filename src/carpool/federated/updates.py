@@ -1,0 +1,109 @@
+"""Updates of devices: their encoding, the checks before one is accepted, and the digest of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from math import isfinite, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carpool.federated.federation import Limits
+from carpool.federated.messages import Outcome
+
+Array = NDArray[Any]
+Weights = Mapping[str, Array]
+
+_OVERHEAD_BYTES = 1 << 10  # of the encoding, per array
+
+
+class Checked(NamedTuple):
+    """The outcome of the checks of an update, and the arrays of an accepted one."""
+
+    outcome: Outcome
+    detail: str = ""
+    weights: Weights | None = None
+
+
+def encode_weights(weights: Weights) -> bytes:
+    """Weights as an uncompressed ``.npz`` archive, equal bytes for equal weights."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name in sorted(weights):
+            held = io.BytesIO()
+            # Not ascontiguousarray, which makes a vector of a number.
+            np.lib.format.write_array(held, np.asarray(weights[name], order="C"), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), held.getvalue())
+    return stream.getvalue()
+
+
+def decode_weights(data: bytes) -> dict[str, Array]:
+    """The inverse of `encode_weights`; ValueError for anything else."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(item.file_size for item in archive.infolist()) > len(data):
+                raise ValueError("the archive is compressed")
+            found = {}
+            for name in archive.namelist():
+                with archive.open(name) as stream:
+                    found[name.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
+            return found
+    except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError, TypeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def max_update_bytes(weights: Weights, limits: Limits) -> int:
+    """Bytes that an encoded update may have."""
+    own = sum(value.nbytes + _OVERHEAD_BYTES + 2 * len(name) for name, value in weights.items())
+    return min(own, limits.num_bytes) if limits.num_bytes else own
+
+
+def check_encoded(data: bytes, base: Weights, limits: Limits) -> Checked:
+    """Check an encoded update of these weights; its size before it is read."""
+    most = max_update_bytes(base, limits)
+    if len(data) > most:
+        return Checked(Outcome.OVERSIZED, f"{len(data)} bytes, at most {most}")
+    try:
+        weights = decode_weights(data)
+    except ValueError as error:
+        return Checked(Outcome.UNREADABLE, str(error))
+    return check_update(weights, base, limits)
+
+
+def check_update(weights: Weights, base: Weights, limits: Limits) -> Checked:
+    """Check names, shapes, dtypes, values and norm of an update of these weights."""
+    if weights.keys() != base.keys():
+        differing = sorted(weights.keys() ^ base.keys())
+        return Checked(Outcome.WRONG_SHAPE, f"arrays differ: {', '.join(differing[:3])}")
+    total = 0.0
+    for name, old in base.items():
+        new = weights[name]
+        if new.shape != old.shape:
+            return Checked(Outcome.WRONG_SHAPE, f"{name} is {new.shape}, not {old.shape}")
+        if new.dtype != old.dtype:
+            return Checked(Outcome.WRONG_DTYPE, f"{name} is {new.dtype}, not {old.dtype}")
+        if new.dtype.kind in "fc":
+            with np.errstate(over="ignore", invalid="ignore"):
+                change = (new.astype(np.complex128 if new.dtype.kind == "c" else np.float64) - old).ravel()
+                squared = float(np.vdot(change, change).real)
+            if not isfinite(squared):
+                is_finite = np.isfinite(new).all()
+                return Checked(Outcome.NORM_EXCEEDED if is_finite else Outcome.NOT_FINITE, name)
+            total += squared
+    if limits.norm and sqrt(total) > limits.norm:
+        return Checked(Outcome.NORM_EXCEEDED, f"norm {sqrt(total):g}, at most {limits.norm:g}")
+    return Checked(Outcome.ACCEPTED, weights=weights)
+
+
+def weights_digest(weights: Weights) -> str:
+    """Sha256 over arrays sorted by name, equal to `carpool.digest` of a model with these weights."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        value = np.asarray(weights[name])
+        total.update(f"{name}\0{value.dtype}{tuple(value.shape)}".encode())
+        total.update(np.asarray(value.astype(value.dtype.newbyteorder("<"), copy=False), order="C").tobytes())
+    return total.hexdigest()

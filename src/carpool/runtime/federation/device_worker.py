@@ -1,0 +1,240 @@
+"""Device worker: hosts the tasks of one device of a federation, and works on all of them in each cycle."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from carpool.federated.messages import Outcome, TaskResult, Work
+from carpool.federated.updates import Weights, decode_weights, encode_weights
+from carpool.jobs.program import Program
+from carpool.runtime.compat.process_lifetime import set_process_name
+from carpool.runtime.engine.training import Training, as_metrics
+from carpool.runtime.errors import LeaveRequested
+from carpool.runtime.federation.local_task import (
+    LocalTask,
+    as_arrays,
+    check_federated,
+    load_local_task,
+    trained_names,
+)
+from carpool.runtime.process.channel import Channel, Heartbeat, close_all
+from carpool.runtime.process.protocol import (
+    EvaluateTask,
+    Halt,
+    HostTasks,
+    Leave,
+    RunTasks,
+    TaskEvaluated,
+    TasksDone,
+    TasksReady,
+)
+from carpool.runtime.process.shared_memory import memory_file_of, read_memory_file
+from carpool.runtime.process.worker_setup import configure_job, load_program
+from carpool.runtime.worker.error_classifier import describe_error
+
+_TIMED_STEPS = 3  # of each task before the first cycle; the first is not counted
+
+
+def host_tasks(channel: Channel, host: HostTasks) -> int:
+    """Serve one device, or the server, of a federation until its channel ends; the exit code."""
+    _configure(host)
+    Heartbeat(channel, host.heartbeat_s).start()
+    worker: _Device | _Server = _Server(channel, host) if host.part is None else _Device(channel, host)
+    try:
+        worker.load()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
+        channel.send(TasksReady(error=describe_error(error)))
+    while True:
+        received = channel.receive()
+        assert received is not None, "without a timeout there is a message or an end"
+        try:
+            match received.message:
+                case Leave():
+                    return 0
+                case RunTasks() as run if isinstance(worker, _Device):
+                    worker.run(run, [_read_weights(fd) for fd in received.fds])
+                case EvaluateTask() as evaluate if isinstance(worker, _Server):
+                    worker.evaluate(evaluate, _read_weights(received.fds[0]))
+        finally:
+            close_all(received.fds)
+
+
+def _configure(host: HostTasks) -> None:
+    set_process_name(f"carpool:{host.name}")
+    if host.cores:
+        os.sched_setaffinity(0, host.cores)
+    torch.set_num_threads(host.threads)
+    if host.device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(host.device))
+
+
+def _read_weights(fd: int) -> Weights:
+    """Weights from a memory file."""
+    return decode_weights(read_memory_file(fd))
+
+
+class _Server:
+    """Has the initial weights of the tasks, and evaluates."""
+
+    def __init__(self, channel: Channel, host: HostTasks) -> None:
+        self._channel = channel
+        self._host = host
+        self._trainings: dict[str, Training] = {}
+
+    def load(self) -> None:
+        found, fds = {}, []
+        for name, spec in self._host.tasks.items():
+            program = Program(**spec["program"])
+            configure_job(program)
+            training = load_program(program)
+            check_federated(training, program.entry, spec["proximal"])
+            self._trainings[name] = training
+            batch_size = program.batch_size or training.batch_size
+            found[name] = {"batch_size": batch_size, "trained": trained_names(training.model)}
+            fds.append(memory_file_of(encode_weights(as_arrays(training.model)), name))
+        self._channel.send(TasksReady(found), fds)
+        close_all(fds)
+
+    def evaluate(self, request: EvaluateTask, weights: Weights) -> None:
+        training, metrics, error = self._trainings[request.task], {}, ""
+        if training.evaluate is not None:
+            model = training.model
+            model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+            model.eval()
+            try:
+                with torch.no_grad():
+                    metrics = as_metrics(training.evaluate(model))
+            except Exception as raised:  # noqa: BLE001 - it is the user's function
+                error = describe_error(raised)
+        self._channel.send(TaskEvaluated(request.task, request.rounds, metrics, error))
+
+
+class _Device:
+    """Works on its tasks in turns, in proportion to their shares."""
+
+    def __init__(self, channel: Channel, host: HostTasks) -> None:
+        self._channel = channel
+        self._host = host
+        self._tasks: dict[str, LocalTask] = {}
+        self._clock: Callable[[], float] = time.process_time if host.slowdown else time.perf_counter
+
+    def load(self) -> None:
+        found, part = {}, self._host.part
+        assert part is not None
+        for name, spec in self._host.tasks.items():
+            configure_job(Program(**spec["program"]))
+            task, volume = load_local_task(spec, part, self._host.num_parts, torch.device(self._host.device))
+            found[name] = {"volume": volume, "sample_s": 0.0}
+            if task is not None:
+                self._tasks[name] = task
+                found[name]["sample_s"] = self._sample_s(task)
+        self._channel.send(TasksReady(found))
+
+    def _sample_s(self, task: LocalTask) -> float:
+        """Seconds per sample, from a few steps; each round loads its own weights, so they leave no trace.
+
+        0 if a step fails: the first round will say so, and the other tasks continue.
+        """
+        try:
+            task.begin(task.weights(), 0, _TIMED_STEPS * task.batch_size, task.batch_size)
+            task.step()
+            before, seconds = task.progress.samples, 0.0
+            while not task.progress.is_done:
+                seconds += self._timed(task.step)
+        except Exception:  # noqa: BLE001 - a training may raise anything
+            return 0.0
+        return seconds / max(task.progress.samples - before, 1)
+
+    def _timed(self, action: Callable[[], object]) -> float:
+        """Seconds of an action; on an emulated device, its CPU seconds times the slowdown."""
+        began = self._clock()
+        action()
+        return (self._clock() - began) * (self._host.slowdown or 1.0)
+
+    def run(self, order: RunTasks, weights: list[Weights]) -> None:
+        began = time.perf_counter()
+        cycle = CycleRun(order, self._tasks, self._timed)
+        for fields, given in zip(order.work, weights, strict=True):
+            cycle.begin(Work(*fields), given)  # type: ignore[arg-type]
+        while cycle.step() and not self._is_halted():
+            pass
+        seconds = sum(cycle.busy_s.values()) if self._host.slowdown else time.perf_counter() - began
+        results, fds = [], []
+        for result in cycle.results():
+            if result.steps:
+                data = encode_weights(self._tasks[result.task].weights())
+                fds.append(memory_file_of(data, result.task))
+                result = result._replace(num_bytes=len(data))
+            results.append(result._asdict())
+        self._channel.send(TasksDone(order.cycle, tuple(results), seconds), fds)
+        close_all(fds)
+
+    def _is_halted(self) -> bool:
+        """Whether the cycle was closed without this device."""
+        if not self._channel.poll():
+            return False
+        received = self._channel.receive()
+        assert received is not None
+        if isinstance(received.message, Leave):
+            raise LeaveRequested
+        return isinstance(received.message, Halt)
+
+
+class CycleRun:
+    """Steps the tasks of a device in turns until all are done or the deadline has passed.
+
+    The next turn is that of the task whose time divided by its share is the least (stride scheduling). A task that is
+    done, or fails, leaves its time to the others.
+    """
+
+    def __init__(
+        self, order: RunTasks, tasks: Mapping[str, LocalTask], timed: Callable[[Callable[[], object]], float]
+    ) -> None:
+        self._deadline_s = order.deadline_s
+        self._tasks = tasks
+        self._timed = timed
+        self._work: dict[str, Work] = {}
+        self._errors: dict[str, str] = {}
+        self._active: set[str] = set()
+        self.busy_s: dict[str, float] = {}
+
+    def begin(self, work: Work, weights: Weights) -> None:
+        self._work[work.task], self.busy_s[work.task] = work, 0.0
+        task = self._tasks.get(work.task)
+        if task is None:
+            self._errors[work.task] = "the device has no data of this task"
+            return
+        self._active.add(work.task)
+        self._attempt(work.task, lambda: task.begin(weights, work.start, work.samples, work.batch_size))
+
+    def step(self) -> bool:
+        """Make one step of a task; False if there was none to make."""
+        if not self._active or (self._deadline_s and sum(self.busy_s.values()) >= self._deadline_s):
+            return False
+        name = min(self._active, key=lambda name: (self.busy_s[name] / self._work[name].share, name))
+        self._attempt(name, self._tasks[name].step)
+        if self._tasks[name].progress.is_done:
+            self._active.discard(name)
+        return True
+
+    def _attempt(self, name: str, action: Callable[[], object]) -> None:
+        try:
+            self.busy_s[name] += self._timed(action)
+        except Exception as error:  # noqa: BLE001 - a training may raise anything; the other tasks continue
+            self._errors[name] = describe_error(error)
+            self._active.discard(name)
+
+    def results(self) -> list[TaskResult]:
+        found = []
+        for name, work in self._work.items():
+            result = TaskResult(work.task, work.round, busy_s=self.busy_s[name])
+            if name in self._errors:
+                found.append(result._replace(outcome=Outcome.FAILED, detail=self._errors[name]))
+            else:
+                done = self._tasks[name].progress
+                found.append(result._replace(samples=done.samples, steps=done.steps, loss=done.loss))
+        return found

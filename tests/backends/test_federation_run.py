@@ -1,0 +1,191 @@
+"""Whole federations in real processes."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.backends.federation_run import EmbeddedFederation, TaskSummary, fork_server
+from carpool.backends.federation_store import FederationStore
+from carpool.core.errors import InputError
+from carpool.federated.coordinator import Coordinator
+from carpool.federated.federation import TaskName
+from carpool.federated.federation_file import FederationFile, parse_federation
+from carpool.federated.messages import Aggregate, CloseCycle, DeviceLost, Outcome, Record
+from carpool.runtime.process.forkserver import ForkServer
+
+ENTRIES = """
+import os
+from pathlib import Path
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+import carpool
+
+def make(hidden=8, lr=0.5, loss=None, **more):
+    torch.manual_seed(0)
+    inputs = torch.randn(240, 4)
+    labels = (inputs[:, 0] > 0).long() + 2 * (inputs[:, 1] > 0).long()
+    model = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+    test = carpool.datasets.TensorData(inputs, labels)
+    return carpool.Training(
+        model, torch.optim.SGD(model.parameters(), lr=lr), torch.utils.data.TensorDataset(inputs, labels),
+        loss or (lambda model, batch: cross_entropy(model(batch[0]), batch[1])), 8, carpool.Stop(epochs=1),
+        evaluate=lambda model: {"accuracy": carpool.datasets.accuracy(model, test)}, **more)
+
+def broken_weights():
+    def spoil(model, step):
+        with torch.no_grad():
+            model[0].weight.fill_(float("nan"))
+    return make(after_update=spoil)
+
+def fails():
+    def loss(model, batch):
+        raise ValueError("no luck")
+    return make(loss=loss)
+
+def dies_once(flag):
+    calls = [0]
+    def loss(model, batch):
+        calls[0] += 1
+        if calls[0] == 8:  # in the first cycle: three steps are timed before it
+            try:
+                Path(flag).touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os._exit(9)
+        return cross_entropy(model(batch[0]), batch[1])
+    return make(loss=loss)
+
+def no_entry():
+    raise RuntimeError("missing data")
+"""
+
+
+class Runs:
+    """Runs federations of one fork server: importing torch takes longer than they do."""
+
+    def __init__(self, runner: asyncio.Runner, forks: ForkServer) -> None:
+        self._runner = runner
+        self._forks = forks
+
+    def __call__(
+        self, file: FederationFile, folder: Path, *, resume: bool = False, crash_at: int | None = None
+    ) -> tuple[dict[TaskName, TaskSummary], list[Record]]:
+        records: list[Record] = []
+
+        def observe(record: Record) -> None:
+            records.append(record)
+            if len(records) == crash_at:
+                raise ConnectionAbortedError
+
+        folder.mkdir(exist_ok=True)
+        federation = EmbeddedFederation(file, FederationStore(folder), [observe], resume=resume)
+        return self._runner.run(federation.run(self._forks)), records
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Runs]:
+    with asyncio.Runner() as runner:
+        context = fork_server()
+        yield Runs(runner, runner.run(context.__aenter__()))
+        runner.run(context.__aexit__(None, None, None))
+
+
+def federation(folder: Path, tasks: list[dict[str, Any]], **more: Any) -> FederationFile:
+    (folder / "entries.py").write_text(ENTRIES)
+    devices = [{"name": "fast", "slowdown": 1}, {"name": "slow", "slowdown": 3}]
+    data = {"rounds": 3, "plan": "equal-epochs", "device": devices, "task": tasks, **more}
+    return parse_federation(data, folder, "test")
+
+
+def two_tasks(folder: Path, **more: Any) -> FederationFile:
+    return federation(
+        folder,
+        [
+            {"name": "a", "entry": "entries.py:make", "partition": {"scheme": "labels"}},
+            {"name": "b", "entry": "entries.py:make", "args": {"hidden": 4}, "algorithm": "fedadam", "server_lr": 0.1},
+        ],
+        **more,
+    )
+
+
+def test_tasks_learn_together(tmp_path: Path, run: Runs) -> None:
+    summaries, records = run(two_tasks(tmp_path, rounds=6, plan="balanced"), tmp_path / "run")
+    assert [(each.rounds, each.failed) for each in summaries.values()] == [(6, False)] * 2
+    for summary in summaries.values():
+        assert [done for done, _ in summary.metrics] == list(range(1, 7))
+    curve = [metrics["accuracy"] for _, metrics in summaries[TaskName("a")].metrics]
+    assert curve[-1] > 0.6
+    coordinator = Coordinator(FederationStore(tmp_path / "run").read()[0])
+    for record in records:  # the journal's facts give the same orders again
+        assert tuple(coordinator.handle(record.at, record.facts)) == record.orders
+
+
+def test_a_killed_run_resumes_with_the_same_weights(tmp_path: Path, run: Runs) -> None:
+    file = two_tasks(tmp_path)
+    whole, records = run(file, tmp_path / "whole")
+    digests = {name: each.digest for name, each in whole.items()}
+    closings = [n for n, record in enumerate(records, 1) if any(isinstance(o, CloseCycle) for o in record.orders)]
+    for crash_at in (2, closings[1]):  # in a cycle, and before an aggregation is saved
+        folder = tmp_path / f"cut-{crash_at}"
+        with pytest.raises(ConnectionAbortedError):
+            run(file, folder, crash_at=crash_at)
+        resumed, _ = run(file, folder, resume=True)
+        assert {name: each.digest for name, each in resumed.items()} == digests
+        assert [each.metrics[-1] for each in resumed.values()] == [each.metrics[-1] for each in whole.values()]
+    with pytest.raises(InputError):
+        run(replace(file, federation=replace(file.federation, epochs=2.0)), tmp_path / "whole", resume=True)
+
+
+def test_a_device_that_dies_works_again_in_the_same_round(tmp_path: Path, run: Runs) -> None:
+    flag = str(tmp_path / "flag")
+    file = federation(tmp_path, [{"name": "a", "entry": "entries.py:dies_once", "args": {"flag": flag}}])
+    summaries, records = run(file, tmp_path / "run")
+    assert Path(flag).exists()
+    assert any(isinstance(fact, DeviceLost) for record in records for fact in record.facts)
+    first = next(order for record in records for order in record.orders if isinstance(order, Aggregate))
+    assert first.devices == ("fast", "slow")
+    again, _ = run(file, tmp_path / "again")  # it does not die again
+    assert summaries[TaskName("a")].digest == again[TaskName("a")].digest
+
+
+def test_tasks_that_cannot_train_fail_and_the_others_do_not(tmp_path: Path, run: Runs) -> None:
+    tasks: list[dict[str, Any]] = [
+        {"name": "nan", "entry": "entries.py:broken_weights", "batch_size": 120},
+        {"name": "raises", "entry": "entries.py:fails"},
+        {"name": "far", "entry": "entries.py:make", "max_norm": 1e-6},
+        {"name": "large", "entry": "entries.py:make", "max_update": 100},
+        {"name": "good", "entry": "entries.py:make"},
+    ]
+    summaries, records = run(federation(tmp_path, tasks), tmp_path / "run")
+    found = {(refusal.task, refusal.outcome) for record in records for refusal in record.refused}
+    assert found == {
+        ("nan", Outcome.NOT_FINITE),
+        ("raises", Outcome.FAILED),
+        ("far", Outcome.NORM_EXCEEDED),
+        ("large", Outcome.OVERSIZED),
+    }
+    assert {name for name, each in summaries.items() if not each.failed} == {"good"}
+
+
+def test_an_entry_that_raises_is_bad_input(tmp_path: Path, run: Runs) -> None:
+    with pytest.raises(InputError, match="missing data"):
+        run(federation(tmp_path, [{"name": "a", "entry": "entries.py:no_entry"}]), tmp_path / "run")
+
+
+def test_too_few_devices_are_bad_input(tmp_path: Path, run: Runs) -> None:
+    file = federation(tmp_path, [{"name": "a", "entry": "entries.py:make"}], min_devices=3)
+    with pytest.raises(InputError, match="3 needed"):
+        run(file, tmp_path / "run")
+
+
+def test_real_devices_run_at_once(tmp_path: Path, run: Runs) -> None:
+    summaries, _ = run(two_tasks(tmp_path, device=[{"name": "device", "count": 2}]), tmp_path / "run")
+    emulated, _ = run(two_tasks(tmp_path), tmp_path / "emulated")
+    for name, summary in summaries.items():  # equal plans give equal work, whatever the speed of devices
+        assert (summary.rounds, summary.digest) == (3, emulated[name].digest)
