@@ -21,7 +21,7 @@ Banks = tuple[tuple[str, int, int], ...]  # (device type, number of devices, mem
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One machine of a fleet; its devices are numbered from 0."""
+    """One machine of a fleet; its devices are numbered from 0. One that is away has none yet."""
 
     name: str
     devices: tuple[LocalDevice, ...]
@@ -46,13 +46,13 @@ class MemberNode(NamedTuple):
 
 
 def fleet_cluster(members: Sequence[Member]) -> Cluster:
-    """One node per member; a job runs on one node, since executors cannot run one together."""
+    """One node per member; a job runs on one node unless its `max_nodes` says otherwise."""
     names = [member.name for member in members]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two members have the name {name!r}", way_out="Give every member its own name.")
     cluster = Cluster((), max_nodes=1 if names != [LOCAL] else 0)
-    for member in members:
+    for member in filter(lambda member: member.devices, members):
         cluster = cluster.joined(member.name, _banks(as_cluster(member.devices).nodes[0]), member.supplies)
     return cluster
 
@@ -109,8 +109,11 @@ class Routed(NamedTuple):
 class OrderRouter:
     """Decides which executors get an order.
 
-    An `Assign` goes to the executors that own its devices. If others hold the job's state, they first hand it over, and
-    the `Assign` waits for that. A `Release` goes to the executors that hold the job; with none, to every executor.
+    An `Assign` goes to one executor, which leads the job and borrows workers on devices of others: the one that holds
+    the job's state if it owns some of the devices, else the owner of the first. If another one holds the state, it
+    first hands it over, and the `Assign` waits for that.
+
+    A `Release` goes to the executors that hold the job; with none, to every executor.
     """
 
     def __init__(self, names: Collection[str], owner: Owner) -> None:
@@ -132,7 +135,8 @@ class OrderRouter:
         self._waiting.pop(job, None)
         if isinstance(order, Release):
             return Routed({} if job in self._leaving else dict.fromkeys(sorted(before) or self._names, order))
-        now = frozenset(self._owner(device) for device in order.allocation.devices())
+        owners = [self._owner(device) for device in order.allocation.devices()]
+        now = frozenset([next((owner for owner in owners if owner in before), owners[0])])
         if job in self._leaving or (before and not before & now):
             self._waiting[job] = order
             asked = () if job in self._leaving else tuple(sorted(before))

@@ -12,7 +12,7 @@ from carpool.core.model import JobId
 from carpool.jobs.code_archive import MAX_BYTES, CodeArchive, absolute_paths, pack
 from carpool.jobs.program import Program
 from carpool.runtime.executor.job_folder import JobFolder
-from carpool.runtime.remote.remote_link import RemoteFiles
+from carpool.runtime.remote.remote_link import FileChanged, RemoteFiles, Status
 
 _LOG = "log"
 _CHECKPOINTS = "checkpoints"
@@ -41,7 +41,8 @@ class JobTransfer:
         self._state = state
         self._files = files
         self._codes = codes
-        self._seen: dict[tuple[JobId, str], tuple[int, int]] = {}  # size and time of what was fetched
+        self._seen: dict[tuple[JobId, str], Status] = {}  # what was fetched
+        self._fetching: dict[JobId, asyncio.Lock] = {}
 
     async def bring(self, job: JobId, program: Program, *, resume: bool) -> Program:
         """Send code, and checkpoints to resume from; the program as it runs there.
@@ -70,27 +71,28 @@ class JobTransfer:
 
     async def _send_checkpoints(self, job: JobId, *, resume: bool) -> None:
         """Replace what the member has of a job by what this machine has; checkpoints of an earlier stay are stale."""
+        await self._files.renew(job)
         folder = JobFolder(self._state, job).path
-        sent = []
         for path in _resumable(folder) if resume else ():
-            name = path.relative_to(folder).as_posix()
-            await self._files.write(job, name, path)
-            sent.append(name)
-        await self._files.keep_checkpoints(job, sent)
+            await self._files.write(job, path.relative_to(folder).as_posix(), path)
 
     async def fetch(self, job: JobId) -> None:
-        """Fetch what is new of a job: the end of its log, and complete files."""
-        folder = JobFolder(self._state, job).path
-        there = await self._files.list_files(job)
-        for name, status in sorted(there.items()):
-            if self._seen.get((job, name)) == status:
-                continue
-            if name == _LOG:
-                await self._fetch_log(job, folder / name, status[0])
-            else:
-                await self._fetch_file(job, name, folder / name)
-            self._seen[job, name] = status
-        _drop_older(folder, there)
+        """Fetch what is new of a job: the end of its log, and complete files.
+
+        One call per job at a time; what the job replaces meanwhile is left to the next call.
+        """
+        async with self._fetching.setdefault(job, asyncio.Lock()):
+            folder = JobFolder(self._state, job).path
+            there = await self._files.list_files(job)
+            for name, status in sorted(there.items()):
+                if self._seen.get((job, name)) == status:
+                    continue
+                if name == _LOG:
+                    await self._fetch_log(job, folder / name, status[0])
+                elif not await self._fetch_file(job, name, folder / name, status):
+                    continue
+                self._seen[job, name] = status
+            _drop_older(folder, there)
 
     async def _fetch_log(self, job: JobId, path: Path, size: int) -> None:
         before = self._seen.get((job, _LOG), (0, 0))[0]
@@ -99,18 +101,26 @@ class JobTransfer:
             async for chunk in self._files.read(job, _LOG, min(before, size)):
                 file.write(chunk)
 
-    async def _fetch_file(self, job: JobId, name: str, path: Path) -> None:
+    async def _fetch_file(self, job: JobId, name: str, path: Path, status: Status) -> bool:
+        """Fetch a file whole; False if the job has replaced or deleted it meanwhile."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.part")
-        with draft.open("wb") as file:
-            async for chunk in self._files.read(job, name):
-                file.write(chunk)
+        try:
+            with draft.open("wb") as file:
+                async for chunk in self._files.read(job, name, status=status):
+                    file.write(chunk)
+        except FileChanged:
+            draft.unlink(missing_ok=True)
+            return False
         draft.replace(path)
+        return True
 
     async def drop(self, job: JobId) -> None:
         """Delete a job's files on the member, after all were fetched."""
-        await self._files.drop(job)
-        self._seen = {key: status for key, status in self._seen.items() if key[0] != job}
+        async with self._fetching.setdefault(job, asyncio.Lock()):
+            await self._files.drop(job)
+            self._seen = {key: status for key, status in self._seen.items() if key[0] != job}
+        self._fetching.pop(job, None)
 
     def close(self) -> None:
         self._files.close()

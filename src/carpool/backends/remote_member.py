@@ -11,18 +11,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from carpool.backends.job_transfer import JobTransfer
 from carpool.core.errors import CarpoolError, InputError
-from carpool.core.messages import Assign, JobCancelled, JobFailed, JobFinished, Order
+from carpool.core.messages import Assign, JobCancelled, JobFailed, JobFinished, Order, Release
 from carpool.core.model import JobId
 from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client import ExecutorClient
 from carpool.runtime.executor.client_protocol import Inventory
 from carpool.runtime.executor.reports import Facts, Gone, HandedOver, Report
+from carpool.runtime.remote.lending import Lender
 from carpool.runtime.remote.remote_link import LINK_ERRORS
 
 _RETRY_S = 0.2
@@ -44,7 +45,14 @@ class RemoteMember:
     """Implements `ExecutorPort` over a connection that is renewed when it breaks."""
 
     def __init__(
-        self, name: str, client: ExecutorClient, reclaim: Reclaim, transfer: JobTransfer, grace_s: float
+        self,
+        name: str,
+        client: ExecutorClient,
+        reclaim: Reclaim,
+        transfer: JobTransfer,
+        grace_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        lenders: Mapping[str, Lender] | None = None,
     ) -> None:
         self.name = name
         self.inventory: Inventory = client.inventory
@@ -52,8 +60,11 @@ class RemoteMember:
         self._client = client
         self._reclaim = reclaim
         self._transfer = transfer
+        self._clock = clock
         self._grace_s = grace_s  # from the last answered heartbeat until the member counts as lost
+        self._lenders = {} if lenders is None else lenders  # all members by name, as they come and go
         self._stored = client.heard  # number of the last report that is durable
+        self._held = set(client.inventory.jobs)  # jobs that it has, or was sent; an earlier daemon may have sent them
         self._programs: dict[JobId, Program] = {}  # as they run there
         self._orders: dict[JobId, Order] = {}  # the newest
         self._leaving: set[JobId] = set()
@@ -77,6 +88,7 @@ class RemoteMember:
                 self._problems[job] = f"cannot run on {self.name}: {error}"
                 return
             if there is not None:
+                self._held.add(job)
                 self._programs[job] = there
                 self._client.introduce(job, there, resume=resume)
 
@@ -87,13 +99,19 @@ class RemoteMember:
         async def carry() -> None:
             able = [order for order in orders if order.job not in self._problems]
             self._orders.update({order.job: order for order in able})
-            self._client.carry(able)
+            self._client.carry(able, self._lenders_for(able))
             for order in orders:
                 if order.job in self._problems and isinstance(order, Assign):
                     failed = JobFailed(order.job, order.generation, self._problems[order.job])
                     self._reports.put_nowait(_Numbered(None, Facts((failed,))))
 
         self._outgoing.put_nowait(carry)
+
+    def _lenders_for(self, orders: Sequence[Order]) -> list[Lender]:
+        """The other members that own devices of these orders."""
+        wanted = {device for order in orders if isinstance(order, Assign) for device in order.allocation.devices()}
+        others = [lender for name, lender in self._lenders.items() if name != self.name]
+        return [lender for lender in others if any(device.id in wanted for device in lender.devices)]
 
     def hand_over(self, job: JobId) -> None:
         async def hand_over() -> None:
@@ -130,7 +148,7 @@ class RemoteMember:
         self._is_ending = True
         await self._client.stop(checkpoint=checkpoint)
         await self._is_over.wait()
-        for job in list(self._programs) if checkpoint else ():
+        for job in sorted(self._held) if checkpoint else ():
             with contextlib.suppress(InputError, OSError):
                 await self._transfer.fetch(job)
         self.close()
@@ -149,6 +167,7 @@ class RemoteMember:
     def _drop(self, job: JobId) -> None:
         for table in (self._programs, self._orders, self._problems):
             table.pop(job, None)
+        self._held.discard(job)
         self._leaving.discard(job)
 
     async def _send(self) -> None:
@@ -168,12 +187,12 @@ class RemoteMember:
     async def _deliver(self) -> None:
         while True:
             numbered = await self._incoming.get()
-            for job in _leaving_jobs(numbered.report):
-                await self._fetch(job)
+            is_complete = all([await self._fetch(job) for job in _leaving_jobs(numbered.report)])
             if isinstance(numbered.report, HandedOver):
                 self._drop(numbered.report.job)
                 with contextlib.suppress(InputError, OSError):
-                    await self._transfer.drop(numbered.report.job)
+                    if is_complete:
+                        await self._transfer.drop(numbered.report.job)
             self._reports.put_nowait(numbered)
             if isinstance(numbered.report, Gone):
                 self._is_over.set()
@@ -181,11 +200,14 @@ class RemoteMember:
                     self.close()
                 return
 
-    async def _fetch(self, job: JobId) -> None:
+    async def _fetch(self, job: JobId) -> bool:
+        """Fetch all files of a job; False if they cannot be read there or written here."""
         try:
             await self._while_reachable(lambda: self._transfer.fetch(job))
         except (InputError, OSError) as error:
             log_event(_log, "files_lost", level=logging.ERROR, executor=self.name, job=job, error=str(error))
+            return False
+        return True
 
     async def _while_reachable(self, request: Callable[[], Awaitable[T]]) -> T | None:
         """The result of a request, repeated over a broken link until the member is lost; None then."""
@@ -200,20 +222,20 @@ class RemoteMember:
     async def _sync(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_S)
-            for job, order in list(self._orders.items()):
-                if isinstance(order, Assign):
+            for job in sorted(self._held):
+                if not isinstance(self._orders.get(job), Release):
                     with contextlib.suppress(InputError, OSError):
                         await self._transfer.fetch(job)
 
     @property
     def _is_lost(self) -> bool:
-        return time.monotonic() > self._client.answered_at + self._grace_s
+        return self._clock() > self._client.answered_at + self._grace_s
 
     async def _reconnect(self, reason: str) -> bool:
         """Claim the same executor again before its lease has ended; False if it is gone or the time is up."""
         log_event(_log, "link_broken", level=logging.WARNING, executor=self.name, reason=reason)
         while not self._is_lost:
-            left_s = self._client.answered_at + self._grace_s - time.monotonic()
+            left_s = self._client.answered_at + self._grace_s - self._clock()
             try:
                 client = await asyncio.wait_for(self._reclaim(self._client, self._stored), max(_RETRY_S, left_s))
             except (CarpoolError, OSError):  # a timeout is one
@@ -231,7 +253,7 @@ class RemoteMember:
         """Send again what the executor has not received."""
         held = client.inventory.jobs
         for job in held:
-            if job not in self._programs and job not in self._orders:
+            if job not in self._held:
                 client.forget(job)
         for job, program in self._programs.items():
             if job not in held and job not in self._leaving:
@@ -242,7 +264,7 @@ class RemoteMember:
             if job not in held or held[job].generation < order.generation
             if job not in self._leaving
         ]
-        client.carry(behind)
+        client.carry(behind, self._lenders_for(behind))
         for job in self._leaving:
             client.hand_over(job)
         client.proceed()

@@ -35,11 +35,14 @@ class PeerLost(StepAborted):
     """A rank of the group is lost, or reported lost: the step must be repeated in another epoch."""
 
 
-def open_group(store: Any, epoch: int, rank: int, size: int, *, timeout_s: float = 60.0) -> Any:
-    """Join the group of an epoch; each epoch has its own prefix in the store."""
+def open_group(
+    store: Any, epoch: int, rank: int, size: int, address: str = "127.0.0.1", *, timeout_s: float = 60.0
+) -> Any:
+    """Join the group of an epoch; each epoch has its own prefix in the store, and each rank listens at an address."""
     timeout = timedelta(seconds=timeout_s)
     try:
-        return new_process_group(store, f"epoch-{epoch}", rank, size, backend="gloo", timeout=timeout)
+        prefix = f"epoch-{epoch}"
+        return new_process_group(store, prefix, rank, size, backend="gloo", timeout=timeout, address=address)
     except RuntimeError as error:
         raise PeerLost(f"the process group of epoch {epoch} was not formed: {_first_line(error)}") from error
 

@@ -27,9 +27,10 @@ from carpool.jobs.devices import LocalDevice
 from carpool.jobs.environment import daemon_environment
 from carpool.logs import log_event
 from carpool.runtime.executor.client import ExecutorSocket
+from carpool.runtime.executor.client_protocol import json_line
 from carpool.runtime.executor.job_guard import marked_job
 from carpool.runtime.remote import remote_protocol as protocol
-from carpool.runtime.remote.remote_files import FileService
+from carpool.runtime.remote.remote_files import CODE_REQUESTS, FileService
 from carpool.runtime.remote.remote_protocol import RemoteRefused
 
 _RELAY_BYTES = 1 << 16
@@ -58,6 +59,7 @@ class Agent:
         self._options = options
         self._socket = ExecutorSocket(options.state / "executor")
         self._files = FileService(options.state)
+        self._code_files = FileService(options.state, CODE_REQUESTS)
         self._binding = sha256(options.certificate).digest() if options.certificate else b""
         self._owner = ""  # the scheduler that uses the executor
         self._relay: asyncio.StreamWriter | None = None  # its connection
@@ -77,6 +79,10 @@ class Agent:
                 await self._relay_executor(hello, reader, writer)
             elif hello["purpose"] == "files":
                 await self._serve_files(reader, writer)
+            elif hello["purpose"] == "code":
+                await _answer(self._code_files, reader, writer)
+            elif hello["purpose"] == "lend":
+                await self._relay_lending(hello, reader, writer)
         except RemoteRefused as error:
             log_event(_log, "connection_refused", level=logging.WARNING, peer=peer, reason=str(error))
             with contextlib.suppress(ConnectionError):
@@ -94,6 +100,8 @@ class Agent:
         await protocol.send(writer, {"nonce": nonces[1]})
         hello = await protocol.greeting(reader)
         token = self._options.token
+        if hello.get("purpose") in protocol.LENDING:
+            token = protocol.lending_token(token)
         if not protocol.is_proof(hello.get("proof"), protocol.proof(token, "client", nonces, self._binding)):
             raise RemoteRefused("wrong token")
         self._refuse_stranger(hello)
@@ -120,8 +128,29 @@ class Agent:
         }
 
     async def _serve_files(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (request := await protocol.receive(reader)) is not None:
-            await protocol.send(writer, *await self._files.answer(*request))
+        await _answer(self._files, reader, writer)
+
+    async def _relay_lending(
+        self, hello: Mapping[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Relay between the lead of a job across machines and this machine's executor, until one of them ends."""
+        end = self._socket.connect()
+        if end is None:
+            raise RemoteRefused("its executor is not running")
+        executor = await asyncio.open_connection(sock=end, limit=_MAX_LINE_BYTES)
+        address = writer.get_extra_info("sockname")[0]
+        executor[1].write(json_line({"lend": str(hello.get("job", "")), "address": address}))
+        copying = {
+            asyncio.create_task(_copy(reader, executor[1])),
+            asyncio.create_task(_copy(executor[0], writer)),
+        }
+        try:
+            await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in copying:
+                task.cancel()
+            await asyncio.gather(*copying, return_exceptions=True)
+            executor[1].close()
 
     async def _relay_executor(
         self, hello: Mapping[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -209,6 +238,11 @@ class Heard:
 
     def __init__(self, start_s: float) -> None:
         self.at = time.monotonic() + start_s
+
+
+async def _answer(files: FileService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while (request := await protocol.receive(reader)) is not None:
+        await protocol.send(writer, *await files.answer(*request))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: Heard | None = None) -> None:

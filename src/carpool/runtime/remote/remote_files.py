@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.core.errors import InputError
 from carpool.jobs.code_archive import unpack
@@ -20,14 +22,44 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CODE = "code"  # archives by digest
 _WORK = "work"  # unpacked, one folder per job
 _SYNCED = re.compile(r"log|cuts\.jsonl|splits\.jsonl|checkpoints/(step-\d+|best)\.ckpt")  # what a scheduler fetches
-_CHECKPOINT = re.compile(r"checkpoints/(step-\d+|best)\.ckpt")
+_RECORDS = ("cuts.jsonl", "splits.jsonl")
+_CHECKPOINTS = "checkpoints"
+
+
+CODE_REQUESTS = frozenset({"missing", "has_code", "put_code", "unpack"})  # what other hosts of a fleet may ask
+
+
+class JobCode(NamedTuple):
+    """The code archive that a job was unpacked from, and its links out of the folder."""
+
+    digest: str
+    archive: Path
+    links: dict[str, str]
+
+
+def code_of(state: Path, job: str) -> JobCode | None:
+    """The code of a job in an agent's state folder; None if it has none."""
+    return FileService(state).code_of(job)
+
+
+def work_folder(state: Path, job: str) -> Path:
+    """The folder that a job's code is unpacked to."""
+    return state / _WORK / JobFolder(state, job).path.name
 
 
 class FileService:
     """Answers requests for files in an agent's state folder; nothing outside it is read or written."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, allowed: Collection[str] | None = None) -> None:
         self._state = state
+        self._allowed = allowed  # requests; None: all
+
+    def code_of(self, job: str) -> JobCode | None:
+        mark = self._mark(job)
+        if not mark.is_file():
+            return None
+        digest, links = mark.read_text(encoding="ascii"), mark.with_suffix(".links")
+        return JobCode(digest, self._archive(digest), json.loads(links.read_text("utf-8")) if links.is_file() else {})
 
     async def answer(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """The answer to a request; errors of the file system and of the request are part of it."""
@@ -41,6 +73,8 @@ class FileService:
             return {"error": f"invalid request {request.get('do')!r}: {error!r}"}, b""
 
     def _answer(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        if self._allowed is not None and request["do"] not in self._allowed:
+            raise ValueError("not allowed with the token for lending")
         match request["do"]:
             case "missing":
                 return {"missing": [path for path in request["paths"] if not Path(path).exists()]}, b""
@@ -55,17 +89,16 @@ class FileService:
             case "list":
                 return {"files": self._list(self._folder(request["job"]))}, b""
             case "read":
-                with self._file(request["job"], request["path"]).open("rb") as file:
-                    file.seek(request["start"])
-                    return {}, file.read(CHUNK_BYTES)
+                return self._read(self._file(request["job"], request["path"]), request["start"])
             case "write":
                 self._write(self._file(request["job"], request["path"]), request["start"], request["size"], payload)
-            case "keep":
-                self._keep(self._folder(request["job"]), request["names"])
+            case "renew":
+                self._renew(self._folder(request["job"]))
             case "drop":
                 shutil.rmtree(self._folder(request["job"]), ignore_errors=True)
                 shutil.rmtree(self._work(request["job"]), ignore_errors=True)
                 self._mark(request["job"]).unlink(missing_ok=True)
+                self._mark(request["job"]).with_suffix(".links").unlink(missing_ok=True)
             case other:
                 raise ValueError(other)
         return {}, b""
@@ -79,7 +112,7 @@ class FileService:
         return JobFolder(self._state, job).path
 
     def _work(self, job: str) -> Path:
-        return self._state / _WORK / self._folder(job).name
+        return work_folder(self._state, job)
 
     def _mark(self, job: str) -> Path:
         """The file that names the archive of a job's code."""
@@ -117,6 +150,7 @@ class FileService:
                 raise ValueError(path)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
+        mark.with_suffix(".links").write_text(json.dumps(dict(links)), encoding="utf-8")
         mark.write_text(digest, encoding="ascii")
         return folder
 
@@ -133,10 +167,29 @@ class FileService:
                 found.append((name, status.st_size, status.st_mtime_ns))
         return found
 
-    def _keep(self, folder: Path, names: list[str]) -> None:
-        for name, _, _ in self._list(folder):
-            if _CHECKPOINT.fullmatch(name) and name not in names:
-                (folder / name).unlink(missing_ok=True)
+    def _read(self, path: Path, start: int) -> tuple[dict[str, Any], bytes]:
+        """A part of a file, with size and time of change: parts of two versions must not be joined."""
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                content, status = file.read(CHUNK_BYTES), os.fstat(file.fileno())
+        except FileNotFoundError:
+            return {"status": None}, b""
+        return {"status": [status.st_size, status.st_mtime_ns]}, content
+
+    def _renew(self, folder: Path) -> None:
+        """Begin a stay of a job: a new folder for checkpoints, and no record of an earlier stay.
+
+        A worker of an earlier stay that is not dead yet holds the old folder, so that it cannot write to the new one.
+        """
+        for name in _RECORDS:
+            (folder / name).unlink(missing_ok=True)
+        checkpoints = folder / _CHECKPOINTS
+        if checkpoints.is_dir():
+            stale = checkpoints.with_name(f".{_CHECKPOINTS}.{time.time_ns()}")
+            checkpoints.rename(stale)
+            shutil.rmtree(stale, ignore_errors=True)
+        checkpoints.mkdir(parents=True)
 
 
 def _append(path: Path, start: int, size: int, payload: bytes, digest: str = "") -> None:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carpool.core.errors import InputError
+from carpool.core.errors import CarpoolError, InputError
 from carpool.core.host_resources import HostResources
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.hosts_file import Host
@@ -135,14 +135,22 @@ def describe_drivers() -> str:
         return nvml.driver_version()
 
 
+Status = tuple[int, int]  # size and time of change of a file
+
+
+class FileChanged(CarpoolError):
+    """A file was replaced or deleted while it was read."""
+
+
 LINK_ERRORS = (HostUnreachable, ConnectionError, TimeoutError, ssl.SSLError)  # the request may be repeated
 
 
 class RemoteFiles:
     """Files of the jobs on another machine, over a connection of its own; one request at a time."""
 
-    def __init__(self, host: Host, timeout_s: float = _REQUEST_S) -> None:
+    def __init__(self, host: Host, timeout_s: float = _REQUEST_S, purpose: str = "files") -> None:
         self._host = host
+        self._purpose = purpose  # "code" with a token for lending
         self._timeout_s = timeout_s  # of one request: a link that was cut silently answers none
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
@@ -151,7 +159,7 @@ class RemoteFiles:
         """Send a request and return its answer; InputError if the agent refuses it, OSError if the link breaks."""
         async with self._lock:
             if self._connection is None:
-                self._connection = await connect(self._host, "files")
+                self._connection = await connect(self._host, self._purpose)
             reader, writer, _ = self._connection
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -188,7 +196,7 @@ class RemoteFiles:
         answer, _ = await self.request({"do": "unpack", "job": job, "digest": digest, "links": dict(links)})
         return str(answer["folder"])
 
-    async def list_files(self, job: str) -> dict[str, tuple[int, int]]:
+    async def list_files(self, job: str) -> dict[str, Status]:
         """Size and time of change of a job's files by relative path."""
         return {name: (size, at) for name, size, at in (await self.request({"do": "list", "job": job}))[0]["files"]}
 
@@ -196,10 +204,12 @@ class RemoteFiles:
         """The jobs that have a folder there."""
         return list((await self.request({"do": "jobs"}))[0]["jobs"])
 
-    async def read(self, job: str, path: str, start: int = 0) -> AsyncIterator[bytes]:
-        """The content of a file from a byte on."""
+    async def read(self, job: str, path: str, start: int = 0, status: Status | None = None) -> AsyncIterator[bytes]:
+        """The content of a file from a byte on; `FileChanged` if it was replaced or deleted since it had the status."""
         while True:
-            _, chunk = await self.request({"do": "read", "job": job, "path": path, "start": start})
+            answer, chunk = await self.request({"do": "read", "job": job, "path": path, "start": start})
+            if status is not None and answer["status"] != list(status):
+                raise FileChanged(f"{path} of job {job!r} was replaced while it was read")
             if not chunk:
                 return
             yield chunk
@@ -217,9 +227,9 @@ class RemoteFiles:
                 if not chunk:
                     return
 
-    async def keep_checkpoints(self, job: str, names: Sequence[str]) -> None:
-        """Delete the other checkpoints of a job: they are of an earlier stay."""
-        await self.request({"do": "keep", "job": job, "names": list(names)})
+    async def renew(self, job: str) -> None:
+        """Begin a stay of a job: what an earlier one left is deleted and cannot be written any more."""
+        await self.request({"do": "renew", "job": job})
 
     async def drop(self, job: str) -> None:
         """Delete all files of a job."""

@@ -30,7 +30,7 @@ def start_script(host: Host) -> str:
 
 
 async def ensure_agent(host: Host) -> None:
-    """Start the agent of a host over ssh if it has an ssh destination and does not answer; InputError if that fails."""
+    """Start the agent of a host with an ssh destination if it does not answer; HostUnreachable if that fails."""
     if not host.ssh or await _is_reachable(host):
         return
     process = await asyncio.create_subprocess_exec(
@@ -44,13 +44,15 @@ async def ensure_agent(host: Host) -> None:
     where = f"host {host.name!r}: ssh {host.ssh}"
     if process.returncode:
         problem = f"the agent could not be started: {output.decode(errors='replace').strip()[-300:]}"
-        raise InputError(problem, where=where, way_out="Try the ssh command by hand, or start carpool agent there.")
+        raise HostUnreachable(
+            problem, where=where, way_out="Try the ssh command by hand, or start carpool agent there."
+        )
     for _ in range(round(_START_S / _RETRY_S)):
         if await _is_reachable(host):
             return
         await asyncio.sleep(_RETRY_S)
     way_out = f"Read agent.log in its state folder there ({host.state or '~/' + _STATE})."
-    raise InputError(f"the agent does not answer within {_START_S:g} s", where=where, way_out=way_out)
+    raise HostUnreachable(f"the agent does not answer within {_START_S:g} s", where=where, way_out=way_out)
 
 
 async def _is_reachable(host: Host) -> bool:

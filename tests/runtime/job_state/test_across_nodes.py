@@ -1,0 +1,107 @@
+"""The state machine of a job with devices of several nodes: rank 0 and all checkpoints are on the lead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.jobs.devices import LentDevice, LocalDevice
+from carpool.runtime.job_state.types import Target, WorkerSlot, local_first
+from tests.runtime.job_state.events import happen, options
+from tests.runtime.job_state.harness import TOTAL, Harness
+
+DEVICES: dict[int, LocalDevice] = {
+    0: LentDevice(0, "other/cpu:0", "cpu1", (0,), host="other"),
+    1: LocalDevice(1, "cpu:0", "cpu1", (0,)),
+    2: LocalDevice(2, "cpu:1", "cpu1", (1,)),
+    3: LentDevice(3, "third/cpu:0", "cpu1", (0,), host="third"),
+}
+HERE = (1, 2)
+SLOTS = st.tuples(st.permutations(HERE), st.permutations((0, 3)), st.integers(1, 2), st.integers(0, 2)).map(
+    lambda drawn: [*drawn[0][: drawn[2]], *drawn[1][: drawn[3]]]
+)
+EVENTS = st.one_of(
+    st.tuples(st.just("act"), st.integers(0, 5)),
+    st.tuples(st.just("hear"), st.integers(0, 5)),
+    st.tuples(st.just("rounds"), st.integers(1, 8)),
+    st.tuples(st.just("rounds"), st.integers(1, 8)),
+    st.tuples(st.just("order"), SLOTS | st.just([])),
+    st.tuples(st.just("kill"), st.integers(0, 5)),
+    st.tuples(st.just("hang"), st.integers(0, 5)),
+    st.tuples(st.just("tick"), st.just(0)),
+    st.tuples(st.just("suspend"), st.booleans()),
+)
+
+
+def check_epochs(harness: Harness) -> None:
+    for epoch, made in harness.epochs.items():
+        lent = [harness.state.is_lent(device) for device in harness.ranks[epoch]]
+        assert not lent[0], "rank 0 is on the lead"
+        assert {proceed.reducer for proceed in made} == {"group" if any(lent) else "shared"}
+        assert not (any(lent) and made[0].update_ranges), "the exchange of updates needs shared memory"
+
+
+@given(st.booleans(), st.lists(EVENTS, max_size=50), SLOTS)
+def test_after_any_events_the_job_finishes_with_every_step_made_once(
+    exact: bool, events: list[tuple[str, Any]], last: list[int]
+) -> None:
+    harness = Harness(options(exact), DEVICES)
+    for kind, what in events:
+        happen(harness, kind, what)
+    harness.run_actions(harness.machine.suspend(harness.at, suspended=False))
+    if not harness.state.is_over:
+        harness.order(*last)
+        harness.run()
+    assert len(harness.check_finish()) == TOTAL
+    check_epochs(harness)
+
+
+@given(st.booleans(), st.lists(EVENTS, max_size=50))
+def test_after_any_events_a_stop_keeps_the_newest_state_on_the_lead(exact: bool, events: list[tuple[str, Any]]) -> None:
+    harness = Harness(options(exact), DEVICES)
+    for kind, what in events:
+        happen(harness, kind, what)
+    done = harness.state.steps_done
+    harness.run_actions(harness.machine.stop(harness.at, checkpoint=True))
+    if not harness.state.is_over:
+        harness.run()
+    if not harness.ended:
+        assert [stop.steps for stop in harness.stopped] == [len(harness.disk[0])]
+        if exact and not any(kind in {"kill", "hang"} for kind, _ in events):
+            assert len(harness.disk[0]) >= done
+
+
+def test_slots_of_other_nodes_come_last_with_their_parts() -> None:
+    target = Target(1, tuple(map(WorkerSlot, (0, 1, 3, 2))), parts=(1, 2, 3, 4))
+    ordered = local_first(target, lambda device: device not in HERE)
+    assert [slot.device for slot in ordered.slots] == [1, 2, 0, 3]
+    assert ordered.parts == (2, 4, 1, 3)
+
+
+def without_its_lead_worker() -> Harness:
+    """An exact job over two nodes that makes steps, and whose worker on the lead has died."""
+    harness = Harness(options(True), DEVICES)
+    harness.order(1, 0)
+    happen(harness, "rounds", 12)
+    assert harness.state.steps_done > 0
+    next(worker for worker in harness.alive_workers if worker.device == 1).alive = False
+    happen(harness, "rounds", 3)
+    return harness
+
+
+def test_lent_workers_wait_for_a_worker_on_the_lead() -> None:
+    harness = without_its_lead_worker()
+    harness.run()
+    harness.check_finish()
+    check_epochs(harness)
+
+
+def test_a_state_that_only_a_lent_worker_has_is_saved_on_the_lead() -> None:
+    harness = without_its_lead_worker()
+    done = harness.state.newest_step
+    harness.run_actions(harness.machine.stop(harness.at, checkpoint=True))
+    harness.run()
+    assert [stop.steps for stop in harness.stopped] == [len(harness.disk[0])]
+    assert len(harness.disk[0]) == done > 0
