@@ -9,6 +9,9 @@ PYTEST_ARGS ?=
 JOBS ?= auto
 # Scripts that `make bench` runs.
 BENCH ?= $(sort $(wildcard benchmarks/*.py))
+# Benchmarks that `make results` runs, and the folder with public traces for them.
+KIND ?= simulated,cpu
+DATA ?=
 # Property tests draw the same examples every time; `HYPOTHESIS_PROFILE=explore` draws new ones.
 HYPOTHESIS_PROFILE ?= ci
 export HYPOTHESIS_PROFILE
@@ -25,7 +28,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: setup demo test check bench bench-policies docs clean help
+.PHONY: setup demo test check bench bench-policies results docs clean help
 
 setup: $(STAMP) ## make the virtual environment and install carpool into it
 	@echo "Ready: $(BIN)/carpool"
@@ -45,7 +48,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	       $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'; }
 	@touch $@
 
-demo: $(STAMP) ## run the built-in jobs, shared and one after another, and print the gain
+demo: $(STAMP) ## train the built-in jobs shared, one after another and by hand, and print the gain
 	@$(BIN)/carpool demo
 
 test: $(STAMP) ## run the tests
@@ -66,8 +69,12 @@ bench: $(STAMP) ## run the benchmarks, one script per claim
 bench-policies: $(STAMP) ## the default policy on every ground against everybody else
 	@$(BIN)/python benchmarks/policies.py
 
-docs: $(STAMP) ## check that the links between the pages lead somewhere
+results: $(STAMP) ## run the benchmarks of KIND (simulated,cpu or h200) and write their figures into the pages
+	@$(BIN)/python tools/results.py run --kind $(KIND) $(if $(DATA),--data $(DATA))
+
+docs: $(STAMP) ## check all links and build the documentation as a site in build/site
 	@$(BIN)/python tools/check_docs.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "Open build/site/index.html"
 
 clean: ## remove caches and what was built, but not the environment
 	@rm -rf build dist out .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,25 @@ def test_a_walk_leads_through_at_most_twelve_files_that_hold_what_it_names(headi
         text = (SOURCE / file).read_text(encoding="utf-8")
         for name in re.findall(r"`([A-Za-z_.]+)`", note):
             assert re.search(rf"\b(def|class) {name.rpartition('.')[2]}\b", text), f"{file} has no {name}"
+
+
+def test_files_of_the_index_hold_the_names_beside_them() -> None:
+    index = PAGE.partition("## Where to look")[2].partition("\n## ")[0]
+    noted = re.findall(r"`([\w/]+\.py)` \(([^)]*)\)", index)
+    assert len(noted) > 40
+    missing = [
+        f"{file} has no {name}"
+        for file, note in noted
+        for name in re.findall(r"`(\w+)`", note)
+        if not re.search(rf"\b{name}\b", (SOURCE / file).read_text(encoding="utf-8"))
+    ]
+    assert missing == []
+
+
+def test_the_list_of_modules_is_up_to_date() -> None:
+    check = [sys.executable, str(ROOT / "tools" / "module_index.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_files_of_tables_and_diagrams_exist() -> None:

@@ -70,6 +70,20 @@ def test_the_declaration_trains(folder: Path) -> None:
     assert trainer.progress.metrics["accuracy"] > 0.5
 
 
+def test_the_jobs_of_one_gpu_are_valid_and_train(tmp_path: Path) -> None:
+    pytest.importorskip("torch").set_num_threads(1)
+    from carpool.jobs.job_file import read_jobs
+    from carpool.runtime.engine.trainer import Trainer
+    from carpool.runtime.worker.entry_loader import load_training
+
+    for name, text in blocks("one-gpu.md").items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert [job.spec.id for job in read_jobs(tmp_path / "scripts.toml").jobs] == ["small-lr", "large-lr"]
+    wide = read_jobs(tmp_path / "jobs.toml").jobs[1].program
+    losses = [done.loss for done in Trainer(load_training(wide.entry, dict(wide.args), folder=tmp_path)).steps()]
+    assert losses[-1] < 0.7 * losses[0]
+
+
 @pytest.mark.parametrize("page", ["hugging-face.md", "lightning.md"])
 def test_code_for_other_packages_parses(page: str) -> None:
     files = blocks(page)
