@@ -3,7 +3,7 @@
 import pytest
 
 from carpool.core.errors import InputError, InvalidTransition, UnknownName
-from carpool.core.job_history import HistoryLabels, job_history
+from carpool.core.job_history import HistoryLabels, describe_request, job_history
 from carpool.core.messages import (
     AssignApplied,
     Change,
@@ -140,3 +140,8 @@ def test_a_story_is_told_oldest_first() -> None:
 )
 def test_errors_give_value_limit_and_way_out(error: Exception, words: str) -> None:
     assert str(error) == words
+
+
+def test_a_request_names_weight_limits_and_retries() -> None:
+    spec = JobSpec(A, 2, weight=24.0, priority=1, min_devices=1, max_devices=4, ram_bytes=3 << 30, retries=5)
+    assert describe_request(spec) == "2 devices (1 to 4), weight 3, priority high, 3 GiB RAM per device, 5 retries"

@@ -15,6 +15,7 @@ from carpool.core.messages import (
     Fact,
     JobCrashed,
     JobFinished,
+    Probe,
     ProgressReported,
     Release,
     ReleaseApplied,
@@ -257,3 +258,25 @@ def test_plain_pace() -> None:
     assert PlainWorld().pace(spec, 0.0, Placement(groups, 0.5)).rate == 0.25
     assert PlainWorld().pace(spec, 0.0, Placement(groups, 0.5, neighbours=beside[:1])).rate == 0.25
     assert PlainWorld().pace(spec, 0.0, Placement(groups, 0.5, neighbours=beside)).rate == pytest.approx(0.5 / 3)
+
+
+def test_a_probe_measures_a_running_job_without_a_standstill() -> None:
+    floor = Floor(_SlowToChange(), [JobSpec(A, 1, 1000.0), JobSpec(B, 1, 1000.0)], sharing=True)
+    floor.order(0.0, assign(A, 1, 0, fraction=0.5), assign(B, 1, 0, fraction=0.5))
+    floor.until(10.0)
+    probe = Assign(A, Allocation.of(0, fraction=0.5), 2, Probe(10))
+    facts = floor.order(10.0, probe)
+    assert [fact.generation for fact in facts if isinstance(fact, AssignApplied)] == [2]
+    assert [fact.rate for fact in facts if isinstance(fact, ProgressReported) and fact.alone] == [1.0]
+    ends = [at for at, fact in floor.until(3000.0) if isinstance(fact, JobFinished)]
+    assert ends == pytest.approx([2005.0, 2005.0])
+
+
+class _SlowToChange(PlainWorld):
+    """Every change takes five seconds; a neighbour halves the rate."""
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        return Pace(0.5 if placement.neighbours else 1.0)
+
+    def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
+        return 5.0

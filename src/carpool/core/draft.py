@@ -74,13 +74,14 @@ class Draft:
         count = count or job.spec.devices
         runs = self._find_within_resources(job, kinds, count, rule) if job.spec.needs_host_resources else None
         # Without enough host resources the devices are returned all the same: assigning them says what is short.
-        runs = runs or place(self.occupancy, kinds, count, rule)
+        runs = runs or place(self.occupancy, kinds, count, rule, self.view.cluster.nodes_for(job.spec))
         return None if runs is None else Allocation.exclusive(runs, batch_size)
 
     def _find_within_resources(self, job: Job, kinds: Sequence[Kind], count: int, rule: PlacementRule) -> Runs | None:
         """Free devices on nodes with enough host resources: by the rule, else on any nodes."""
         offered = self.occupancy.within_resources(job.spec)
-        return place(offered, kinds, count, rule) or place(offered, kinds, count, emptiest)
+        most = self.view.cluster.nodes_for(job.spec)
+        return place(offered, kinds, count, rule, most) or place(offered, kinds, count, emptiest, most)
 
     def place(
         self,
@@ -107,7 +108,7 @@ class Draft:
         """
         view = self.view
         jobs, changes, refused = view.jobs, self._changes, self._refused
-        kinds = view.cluster.kinds
+        kinds, usual_nodes = view.cluster.kinds, view.cluster.max_nodes
         free = self.occupancy
         started = 0
         for _, _, job_id in view.waiting.entries(refused):
@@ -120,7 +121,7 @@ class Draft:
             if asks:
                 runs = self._find_within_resources(job, allowed, spec.devices, rule)
             else:
-                runs = place(free, allowed, spec.devices, rule)
+                runs = place(free, allowed, spec.devices, rule, usual_nodes and (spec.max_nodes or usual_nodes))
             if runs is not None:
                 allocation = _in_lane(job, Allocation.exclusive(runs))
                 free = self._fork()

@@ -124,11 +124,13 @@ class Estimator(ABC):
         return [[self._beside_others(kind, mix, place) for place in range(len(mix))] for mix in mixes]
 
     def retention(self, kind: Kind, mixes: Sequence[Sequence[MixEntry]]) -> Sequence[Sequence[Estimate]]:
-        """Rate of each job of each mix on one device of a type, relative to alone on the whole device."""
-        alone = {spec.id: self.rate(spec, Placement(((kind, 1),))).mean for mix in mixes for spec, _, _ in mix}
+        """Rate of each job of each mix on one device of a type, relative to alone on the whole device at its batch."""
+        entries = {(spec.id, batch_size): spec for mix in mixes for spec, _, batch_size in mix}
+        one = ((kind, 1),)
+        alone = {key: self.rate(spec, Placement(one, batch_size=key[1])).mean for key, spec in entries.items()}
         found = []
         for mix, rates in zip(mixes, self.mixed(kind, mixes), strict=True):
-            wholes = [max(alone[spec.id], 1e-9) for spec, _, _ in mix]
+            wholes = [max(alone[spec.id, batch_size], 1e-9) for spec, _, batch_size in mix]
             found.append([Estimate(rate.mean / a, rate.std / a) for rate, a in zip(rates, wholes, strict=True)])
         return found
 

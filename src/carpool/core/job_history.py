@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from carpool.core.constraints.priorities import priority_name
+from carpool.core.constraints.priorities import priority_name, weight_with_priority
 from carpool.core.host_resources import HostResources
 from carpool.core.lifecycle import describe_update
 from carpool.core.messages import (
@@ -33,8 +33,9 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.core.topology import Cluster
-from carpool.core.units import format_params
+from carpool.core.units import format_bytes, format_params
 
+_RETRIES = JobSpec(JobId("")).retries  # by default
 _LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)  # after these it holds nothing
 
 
@@ -121,11 +122,23 @@ def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:
 def _of_submission(spec: JobSpec, counted: str) -> str:
     work = "of unknown length" if spec.work is None else f"of {spec.work:.6g} {counted}"
     model = f" ({spec.model})" if spec.model else ""
-    asked = [f"{spec.devices} device{'s' if spec.devices != 1 else ''}"]
+    return f"was submitted: {describe_request(spec)}, {work}{model}"
+
+
+def describe_request(spec: JobSpec) -> str:
+    """What a job asks for: devices and their limits, and all that differs from the defaults."""
+    limits = f" ({spec.narrowest} to {spec.widest})" if spec.narrowest < spec.widest else ""
+    weight = spec.weight / weight_with_priority(1.0, spec.priority)
+    asked = [f"{spec.devices} device{'s' if spec.devices != 1 else ''}{limits}"]
+    asked += [f"weight {weight:g}"] if weight != 1.0 else []
     asked += [f"priority {priority_name(spec.priority)}"] if spec.priority else []
     asked += [f"to finish within {spec.deadline_s:.6g} s"] if spec.deadline_s else []
+    asked += [f"{spec.cpus} cores per device"] if spec.cpus else []
+    sizes = (spec.memory_bytes, "device memory"), (spec.ram_bytes, "RAM per device"), (spec.disk_bytes, "disk")
+    asked += [f"{format_bytes(size)} {what}" for size, what in sizes if size]
+    asked += [f"{spec.retries} retries"] if spec.retries != _RETRIES else []
     asked += [format_params(spec.params)] if spec.params else []
-    return f"was submitted: {', '.join(asked)}, {work}{model}"
+    return ", ".join(asked)
 
 
 def _of_change(planned: Planned, index: int, change: Change, words: HistoryLabels) -> str:

@@ -63,6 +63,8 @@ def next_phase(job: Job, transition: Transition) -> Phase:
 # Enum lookups cost more than a call.
 _BLOCKED, _WAITING, _ASSIGN = Phase.BLOCKED, Phase.WAITING, Transition.ASSIGN
 
+_ASSIGNED = "was assigned "
+
 Service = tuple[tuple[Kind, float], ...]
 
 
@@ -122,11 +124,21 @@ def assigned(
         service,
         job.crashes,
         job.since if job.desired is not None else at,
-        Past(at, f"was assigned {allocation.num_devices} devices", job.past),
+        Past(at, f"{_ASSIGNED}{allocation.num_devices} devices", job.past),
         believed,
         job.lane or allocation.fractions if job.spec.exact else (),
         probe_steps,
     )
+
+
+def assigned_widths(job: Job) -> list[int]:
+    """The numbers of devices of its allocations since it last lost them all, newest first."""
+    widths: list[int] = []
+    link = job.past
+    while link is not None and link.words.startswith(_ASSIGNED):
+        widths.append(int(link.words.removeprefix(_ASSIGNED).split()[0]))
+        link = link.before
+    return widths
 
 
 def observed(job: Job, at: float, generation: int, done: float, rate: float, service: Service) -> Job:

@@ -73,10 +73,11 @@ class JobSpec:
     kinds: tuple[Kind, ...] = ()  # device types it may run on; empty: any
     exact: bool = False  # share and logical shards are fixed for life
     after: tuple[JobId, ...] = ()
-    retries: int = 2  # restarts after crashes without progress in between
+    retries: int = 2  # further attempts after crashes without progress in between
     cpus: int = 0  # cores per device; 0: no request
     ram_bytes: int = 0  # per device
     disk_bytes: int = 0  # per node
+    max_nodes: int = 0  # that it may run on at once where the cluster limits that; 0: the cluster's limit
     priority: Signed = 0  # higher starts first; already included in the weight
     array: str = ""  # name shared by all jobs of one sweep
     at_most: int = 0  # jobs of its array that may wait or run at once; 0: all

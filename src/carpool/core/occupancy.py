@@ -25,7 +25,7 @@ def refuse_overbooking(
         raise Overbooked(f"job {spec.id!r} accepts {spec.narrowest} to {spec.widest} devices, not {count}")
     if len(pieces) > 1:
         _refuse_twice(spec, pieces)
-        if there.cluster.max_nodes and max_virtual < inf:  # infinite: it was allowed when recorded
+        if there.cluster.nodes_for(spec) and max_virtual < inf:  # infinite: it was allowed when recorded
             _refuse_span(there, spec, pieces)
     for node, bank, run, bits, share in pieces:
         if not 0.0 < share.fraction <= 1.0:
@@ -50,7 +50,7 @@ def _refuse_twice(spec: JobSpec, pieces: Sequence[Piece]) -> None:
 
 def _refuse_span(there: Occupancy, spec: JobSpec, pieces: Sequence[Piece]) -> None:
     names = list(dict.fromkeys(piece[0].name for piece in pieces))
-    most = there.cluster.max_nodes
+    most = there.cluster.nodes_for(spec)
     if len(names) > most:
         limit = "one node" if most == 1 else f"at most {most} nodes"
         raise SpansNodes(f"job {spec.id!r} would run on {', '.join(names)}; a job runs on {limit}", spec.id)

@@ -62,21 +62,26 @@ def placement_rule(name: str) -> PlacementRule:
         raise UnknownName("placement", name, PLACEMENT_RULES) from None
 
 
-def place(free: Occupancy, kinds: Sequence[Kind], count: int, rule: PlacementRule = consolidated) -> Runs | None:
-    """`count` devices of the first of `kinds` that has them."""
+def place(
+    free: Occupancy, kinds: Sequence[Kind], count: int, rule: PlacementRule = consolidated, max_nodes: int | None = None
+) -> Runs | None:
+    """`count` devices of the first of `kinds` that has them, on at most so many nodes.
+
+    0 is any number of nodes, None the limit of the cluster.
+    """
+    max_nodes = free.cluster.max_nodes if max_nodes is None else max_nodes
     for kind in kinds:
         if kind in free.free_devices:
             runs = rule(free, kind, count)
-            if runs is not None and free.cluster.max_nodes:
-                runs = _within_nodes(free, kind, count, runs)
+            if runs is not None and max_nodes:
+                runs = _within_nodes(free, kind, count, runs, max_nodes)
             if runs is not None:
                 return runs
     return None
 
 
-def _within_nodes(free: Occupancy, kind: Kind, count: int, runs: Runs) -> Runs | None:
+def _within_nodes(free: Occupancy, kind: Kind, count: int, runs: Runs, most: int) -> Runs | None:
     """The runs, or others on as many nodes as a job may use; None if there are none."""
-    most = free.cluster.max_nodes
     if _num_nodes(free, runs) <= most:
         return runs
     fewest = emptiest(free, kind, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import floor, inf
+from math import floor
 from typing import Any, ClassVar
 
 from carpool.core.estimates import Estimator
@@ -30,7 +30,7 @@ from carpool.core.messages import (
     ResumabilityChanged,
     WeightChanged,
 )
-from carpool.core.model import Allocation, DeviceId, Job, JobId, Kind, Phase
+from carpool.core.model import Allocation, DeviceId, Job, JobId, Kind
 from carpool.core.occupancy import Occupancy
 from carpool.core.queue import Queue, RunningJobs
 from carpool.core.topology import Cluster, Neighbour, Placement
@@ -91,16 +91,16 @@ class Policy(ABC):
         """Decide what changes now."""
 
     def why(self, view: Snapshot, job: Job) -> str:
-        """Why a job waits or holds what it holds, in one sentence."""
-        if job.desired is not None:
-            return f"holds {job.desired.num_devices} device{'s' if job.desired.num_devices != 1 else ''}"
-        if job.phase is Phase.BLOCKED:
-            return describe_block(view, job)
-        if job.id not in view.waiting:
-            return f"is {job.phase}"
-        ahead = list(view.waiting).index(job.id)
-        place = f"waits behind {ahead} job{'s' if ahead > 1 else ''}" if ahead else "is first in the queue"
-        return "; ".join(filter(None, (f"{place}; {len(view.running_jobs)} running", describe_next_end(view, job))))
+        """What the policy adds to the reason of a job's state (see `core.reasons`), in plain words; empty: nothing."""
+        return ""
+
+    def details(self, view: Snapshot, job: Job) -> str:
+        """Figures behind its decision about a job, for ``carpool why --verbose``; empty: none."""
+        return ""
+
+    def start_order(self, view: Snapshot) -> Sequence[JobId]:
+        """The waiting jobs in the order in which it would start them, priorities aside."""
+        return tuple(view.waiting)
 
     def waiting_key(self, job: Job, estimates: Estimator) -> Any:
         """Sort key of a waiting job; ties go by order of submission."""
@@ -174,42 +174,6 @@ class Snapshot:
     def attained_s(self, job: Job) -> float:
         """Device-seconds received so far."""
         return sum([seconds for _, seconds in self.service(job)])
-
-
-_NAMED = 3  # holders that a reason names
-
-
-def describe_block(view: Snapshot, job: Job) -> str:
-    """What a blocked job waits for: the jobs of `after` that are not over, else room in its array."""
-    needed = [name for name in job.spec.after if name in view.jobs]
-    if needed:
-        return (
-            "is blocked until " + " and ".join([f"{name} ({view.jobs[name].phase})" for name in needed]) + " finished"
-        )
-    return f"is blocked: at most {job.spec.at_most} jobs of {job.spec.array or 'its array'} may wait or run at once"
-
-
-def describe_next_end(view: Snapshot, job: Job) -> str:
-    """The running job that is expected to free devices for a waiting one first, or the holders if no end is known."""
-    allowed, cluster = view.kinds_for(job), view.cluster
-    ends: list[tuple[float, int, Job, DeviceId]] = []
-    holders: list[JobId] = []
-    for other in view.running():
-        device = (
-            next((d for d in other.desired.devices() if cluster.kind_of(d) in allowed), None) if other.desired else None
-        )
-        if device is None:
-            continue
-        holders.append(other.id)
-        if other.rate > 0.0 and view.estimates.knows_length(other):
-            left_s = view.estimates.remaining(other, view.at).mean / other.rate
-            if left_s < inf:
-                ends.append((left_s, other.seq, other, device))
-    if not ends:
-        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
-        return f"held by {', '.join(holders[:_NAMED])}{more} (time left unknown)" if holders else ""
-    left_s, _, other, device = min(ends, key=lambda end: end[:2])
-    return f"{other.id} on {cluster.device_name(device)} ends next, in about {left_s:.0f} s"
 
 
 def placement_of(

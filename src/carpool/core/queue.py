@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from carpool.core.model import Job, JobId, JobSpec, Kind, Phase
 
-Demand = tuple[int, tuple[Kind, ...]]  # devices and types: jobs of equal demand fit alike
+Demand = tuple[int, tuple[Kind, ...], int]  # devices, types and nodes: jobs of equal demand fit alike
 Entry = tuple[Any, int, JobId]  # (the policy's key, order of submission, job)
 
 T = TypeVar("T")
@@ -253,7 +253,7 @@ class RunningJobs:
 def demand_of(job: Job) -> Demand:
     """What must be free for the job to start with the devices it requests."""
     spec = job.spec
-    return (spec.devices, spec.kinds)
+    return (spec.devices, spec.kinds, spec.max_nodes)
 
 
 def twin_key(job: Job) -> Hashable:
@@ -261,7 +261,7 @@ def twin_key(job: Job) -> Hashable:
     spec = job.spec
     devices = (spec.devices, spec.min_devices, spec.max_devices, spec.kinds, spec.exact)
     program = (spec.model, spec.work, spec.batch_size, spec.batch_range, spec.memory_bytes, spec.resumable)
-    resources = (spec.cpus, spec.ram_bytes, spec.disk_bytes)
+    resources = (spec.cpus, spec.ram_bytes, spec.disk_bytes, spec.max_nodes)
     importance = (spec.weight, spec.priority, spec.deadline_s)
     return devices, program, resources, importance, job.desired, job.done, job.service, job.lane
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 
 from carpool.core.constraints.pinned_jobs import plan_without_preempting
 from carpool.core.constraints.policy_handover import POLICY_EXCEPTIONS, describe_policy_failure, jobs_to_release
@@ -37,6 +38,7 @@ from carpool.core.messages import (
 from carpool.core.model import DeviceId, Job, JobId, NodeId, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Cadence, Plan, PlanTimer, Policy, Snapshot, placement_of
+from carpool.core.reasons import Explainer
 from carpool.core.state.cluster_state import ClusterState
 from carpool.core.state.reconcile import orders_to_close, without_unknown
 from carpool.core.state.state_snapshot import StateSnapshot
@@ -68,6 +70,9 @@ def jobs_without_known_rate(
 
 
 _CHECKED = (JobSubmitted, NodeJoined, WeightChanged, LimitsChanged, PolicyChanged)  # facts that may be rejected
+
+
+_NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 
 class Scheduler:
@@ -146,20 +151,28 @@ class Scheduler:
         self._view.at = self.at
         return self._view
 
-    def why(self, job: Job) -> str:
-        """Why a job waits or holds what it holds: the policy's reason, then priority and missing resources."""
-        if job.phase is Phase.PAUSED and job.spec.halving is not None and job.past is not None:
-            return job.past.words  # its sweep's reason
-        view = self.snapshot()
+    def why(self, job: Job, names: Mapping[int, str] = _NO_NAMES, *, verbose: bool = False) -> str:
+        """Why a job waits or holds what it holds, and what would change it; `names` of devices replace the cluster's.
+
+        `verbose` adds the policy's figures, such as prices.
+        """
+        view, name_of = self.snapshot(), self.cluster.device_name
+        obstacles = [describe_shortage(view, job), describe_scatter(view, job)]
+        obstacles = [*filter(None, (*obstacles, describe_foreign_use(view, job, self.outsiders)))]
+        order, added = self._reasons_of_policy(view, job, verbose=verbose)
+        explainer = Explainer(view, order, lambda device: names.get(device) or name_of(device), self.drained)
+        return "; ".join(filter(None, (explainer.explain(job, obstacles), describe_urgency(view, job), *added)))
+
+    def _reasons_of_policy(self, view: Snapshot, job: Job, *, verbose: bool) -> tuple[Sequence[JobId], list[str]]:
+        """The policy's order of the waiting jobs, and what it adds about a job."""
+        policy = self.policy
         try:
-            reason = self.policy.why(view, job)
+            added = [str(policy.why(view, job)), str(policy.details(view, job)) if verbose else ""]
+            return policy.start_order(view), added
         except POLICY_EXCEPTIONS as error:
             if not self._fallback:
                 raise
-            reason = f"no explanation ({describe_policy_failure(self.policy, error)})"
-        words = [str(reason), describe_urgency(view, job), describe_shortage(view, job)]
-        words += [describe_scatter(view, job), describe_foreign_use(view, job, self.outsiders)]
-        return "; ".join(filter(None, words))
+            return tuple(view.waiting), [f"no explanation ({describe_policy_failure(policy, error)})"]
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step."""

@@ -101,7 +101,7 @@ class Cluster:
 
     nodes: tuple[Node, ...]
     links: tuple[Link, ...] = ()
-    max_nodes: int = 0  # that one job may run on; 0: any number
+    max_nodes: int = 0  # that a job may run on unless it says otherwise; 0: any number
     capacity: dict[Kind, int] = field(init=False, compare=False, repr=False)  # devices of each kind
     node_size: dict[Kind, int] = field(init=False, compare=False, repr=False)  # most devices of each kind in one node
     least_memory: dict[Kind, int] = field(init=False, compare=False, repr=False)  # of a device of each kind; 0: unknown
@@ -149,6 +149,10 @@ class Cluster:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         return tuple(self.capacity)
+
+    def nodes_for(self, spec: JobSpec) -> int:
+        """How many nodes a job may run on; 0: any number, where the cluster sets no limit."""
+        return self.max_nodes and (spec.max_nodes or self.max_nodes)
 
     def node_of(self, device: int) -> Node:
         return self.nodes[bisect_right(self._firsts, device) - 1]

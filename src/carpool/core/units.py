@@ -29,6 +29,11 @@ def parse_bytes(value: object, where: str) -> int:
     return int(amount)
 
 
+def format_bytes(count: int) -> str:
+    """An amount of memory as text, such as ``814 MiB`` or ``1.6 GiB``."""
+    return f"{count / (1 << 20):.0f} MiB" if count < 1 << 30 else f"{count / (1 << 30):.4g} GiB"
+
+
 def parse_cap(value: str, where: str) -> int:
     """A cap on device memory, 0 for none; too few bytes are rejected, since a unit is probably missing."""
     cap = parse_bytes(value, where) if value else 0

@@ -157,6 +157,11 @@ class SimulatedBackend:
                 running.settle(at)
                 facts.append(AssignApplied(job, order.generation, running.done))
             return
+        elif isinstance(order.purpose, Probe) and running.is_paced and order.allocation == running.allocation:
+            running.settle(at)
+            running.generation = order.generation
+            facts.append(AssignApplied(job, order.generation, running.done))
+            return
         else:
             before = running.placement
             self._leave(running, disturbed)

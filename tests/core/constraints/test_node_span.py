@@ -58,6 +58,27 @@ def test_an_allocation_on_two_nodes_is_refused() -> None:
     Occupancy(replace(fleet(1, 1), max_nodes=2)).take(job("a", 2), Allocation.of(0, 1))
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_job_that_may_use_two_nodes_gets_them_beside_one_that_may_not(policy: str) -> None:
+    scheduler = Scheduler(fleet(1, 1), parse_policy("allox:gang=true" if policy == "allox" else policy))
+    wide = replace(job("wide", 2), max_nodes=2)
+    orders = scheduler.handle(0.0, [JobSubmitted(wide), JobSubmitted(job("never", 2))])
+    for _ in range(20):
+        if orders:
+            break
+        orders = scheduler.handle(scheduler.wake_at or 1.0, [Woke()])
+    (order,) = orders
+    assert isinstance(order, Assign)
+    assert (order.job, nodes_of(scheduler.cluster, order.allocation)) == ("wide", {"n0", "n1"})
+
+
+def test_one_node_is_preferred() -> None:
+    scheduler = Scheduler(fleet(1, 2, 1), Fifo())
+    (order,) = scheduler.handle(0.0, [JobSubmitted(replace(job("wide", 2), max_nodes=3))])
+    assert isinstance(order, Assign)
+    assert nodes_of(scheduler.cluster, order.allocation) == {"n1"}
+
+
 def test_the_limit_survives_a_join_and_the_journal() -> None:
     cluster = fleet(1, 1).joined("c", [("cpu", 2, 0)])
     assert cluster.max_nodes == 1

@@ -97,7 +97,7 @@ def test_whole_nodes_for_a_gang_wider_than_a_node() -> None:
     # ranked behind b there is nobody left to displace but c and d: the same; behind c there is too little
     behind = preempt(Draft(view), among([(3, 9, new.id)], view.jobs), lambda entry: running)
     assert not behind
-    assert behind.refused == {(4, ()): ((3, 9, new.id), 2)}
+    assert behind.refused == {(4, (), 0): ((3, 9, new.id), 2)}
 
 
 def test_a_victim_of_another_kind_is_of_no_use() -> None:

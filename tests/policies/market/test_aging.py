@@ -15,6 +15,9 @@ from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.policies.market.aging import WaitingClocks, aged, classes_of, patience_of
 from carpool.policies.market.knapsack import Floats
+from carpool.policies.market.policy import Carpool
+from carpool.sim.traces.trace import Arrival
+from carpool.testing import drive
 
 
 def submitted(*names: str) -> Scheduler:
@@ -88,3 +91,32 @@ def test_marks_are_thinned_and_old_ones_left_out() -> None:
     assert len(clocks.times) <= 65
     clocks.advance(5000.0, np.full(8, 1e6), first=4990.0)
     assert len(clocks.times) <= 3
+
+
+def test_every_preemption_doubles_the_time_for_which_a_job_keeps_its_devices() -> None:
+    job = submitted("a").jobs[JobId("a")]
+    clocks = WaitingClocks(stops={job.id: 4})
+    assert clocks.reluctance([job], 1.0).tolist() == [8.0]
+    assert clocks.reluctance([job], 8.0 * 60.0 - 1.0).tolist() == [8.0]
+    assert clocks.reluctance([job], 8.0 * 60.0 + 1.0).tolist() == [1.0]
+
+
+def test_a_stream_of_short_jobs_preempts_a_long_one_only_now_and_then() -> None:
+    long = Arrival(0.0, JobSpec(JobId("long"), 1, 20_000.0))
+    short = [Arrival(50.0 + 100.0 * place, JobSpec(JobId(f"s{place}"), 1, 20.0)) for place in range(150)]
+    run = drive(Carpool(), Cluster.build([(1, 1, "V100")]), [long, *short])
+    stops = [
+        change.job
+        for record in run.records
+        for change in (record.planned.changes if record.planned else ())
+        if change.allocation is None
+    ]
+    assert 0 < stops.count(long.spec.id) <= 10, "once by each of them: 150"
+
+
+def test_notes_of_before_preemptions_were_counted_are_read() -> None:
+    scheduler = submitted("a")
+    clocks = WaitingClocks(np.array([0.0]), np.zeros((1, 8)), np.ones(8), {}, {JobId("a"): 2})
+    note = clocks.note()
+    assert WaitingClocks.of({"waiting": note}, scheduler.snapshot()).stops == {"a": 2}
+    assert WaitingClocks.of({"waiting": note[:4]}, scheduler.snapshot()).stops == {}

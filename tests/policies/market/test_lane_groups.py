@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.messages import JobFinished, Probe, Record
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Cluster, Neighbour, Placement
-from carpool.policies.market.lane_groups import completion
+from carpool.policies.market.lane_groups import Block, Schedule, completion
 from carpool.policies.market.policy import Carpool, Elastic
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import Pace, PlainWorld
@@ -134,3 +135,35 @@ def test_two_equal_jobs_save_completion_time_only_past_four_thirds() -> None:
 def test_a_negative_number_of_jobs_is_refused() -> None:
     with pytest.raises(InputError, match="together"):
         Carpool(together=-1)
+
+
+def single(row: int, seconds: float, weight: float = 1.0) -> Block:
+    return Block((row,), (1.0,), (1.0,), weight * seconds, seconds)
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 100.0), st.floats(0.1, 10.0)), min_size=1, max_size=6))
+def test_on_one_device_the_schedule_costs_what_smiths_rule_costs(jobs: list[tuple[float, float]]) -> None:
+    weights = np.array([weight for _, weight in jobs])
+    blocks = [single(row, seconds, weight) for row, (seconds, weight) in enumerate(jobs)]
+    at, cost = 0.0, 0.0
+    for seconds, weight in sorted(jobs, key=lambda job: job[0] / job[1]):
+        at += seconds
+        cost += weight * at
+    none = np.zeros(0)
+    assert Schedule(none, none, none, 1.0).costs([blocks], weights)[0] == pytest.approx(cost)
+
+
+def test_jobs_that_find_a_device_each_wait_for_nothing() -> None:
+    none = np.zeros(0)
+    blocks = [single(row, 10.0) for row in range(3)]
+    assert Schedule(none, none, none, 4.0).costs([blocks], np.ones(3))[0] == pytest.approx(30.0)
+
+
+def test_long_jobs_are_not_grouped_for_the_sake_of_short_ones_that_run_before_them() -> None:
+    long = Block((0, 1), (1.0, 1.0), (0.6, 0.6), 2 * 1000.0 / 0.6, 1000.0 / 0.6)
+    short = [single(row, 1.0) for row in range(2, 8)]
+    none = np.zeros(0)
+    apart, together = Schedule(none, none, none, 1.0).costs(
+        [[single(0, 1000.0), single(1, 1000.0), *short], [long, *short]], np.ones(8)
+    )
+    assert apart < together

@@ -88,3 +88,12 @@ def test_on_unlike_kinds_the_default_comes_near_to_what_no_schedule_can_beat() -
     )
     found = simulate(arrivals, cluster, Carpool(), world).summary()
     assert found.weighted_jct_s <= 1.11 * world.weighted_jct_bound_s(arrivals, cluster)
+
+
+def test_a_dual_that_is_negative_by_rounding_counts_as_zero() -> None:
+    along = KindPrices((-1e-9, 1.0), (2.0, 2.0), 8, 0.0).along
+    assert along is not None
+    assert along.tolist() == [0.0, 1.0]
+    rates = np.ones((8, 2))
+    market = Market(rates, np.eye(2), np.full(2, 2.0), np.ones(8), np.arange(1.0, 9.0))
+    assert np.isfinite(market.clear(np.full(8, 0.5), along=along)).all()

@@ -51,13 +51,14 @@ def _place_scattered(view: Snapshot, jobs: Sequence[JobId]) -> Plan:
 def _within_nodes(view: Snapshot) -> dict[JobId, Job]:
     """Jobs that accept more devices than the nodes have that one job may use, limited to these."""
     found: dict[JobId, Job] = {}
-    most: dict[tuple[Kind, ...], int] = {}  # by accepted types
+    most: dict[tuple[tuple[Kind, ...], int], int] = {}  # by accepted types and number of nodes
     for name, job in view.jobs.items():
         spec = job.spec
-        if spec.kinds not in most:
+        nodes = view.cluster.nodes_for(spec)
+        if (spec.kinds, nodes) not in most:
             plain = replace(spec, cpus=0, ram_bytes=0, disk_bytes=0)
-            most[spec.kinds] = sum(supported_devices(view.occupancy, plain))
-        width = most[spec.kinds]
+            most[spec.kinds, nodes] = sum(supported_devices(view.occupancy, plain))
+        width = most[spec.kinds, nodes]
         if spec.narrowest <= width < spec.widest:
             fewer = replace(spec, devices=min(spec.devices, width), min_devices=spec.narrowest, max_devices=width)
             found[name] = job._replace(spec=fewer)
@@ -158,7 +159,7 @@ def supported_devices(occupancy: Occupancy, spec: JobSpec) -> list[int]:
         if size and node.id not in occupancy.lost:
             most = occupancy.most_for(spec, node)
             rooms.append(size if most is None else min(most, size))
-    most_nodes = occupancy.cluster.max_nodes
+    most_nodes = occupancy.cluster.nodes_for(spec)
     return sorted(rooms, reverse=True)[:most_nodes] if most_nodes else rooms
 
 
@@ -184,7 +185,7 @@ def describe_shortage(view: Snapshot, job: Job) -> str:
 def describe_scatter(view: Snapshot, job: Job) -> str:
     """Why a waiting job does not run although enough devices are free, if they are on too many nodes; else empty."""
     occupancy, spec = view.occupancy, job.spec
-    most, needed = occupancy.cluster.max_nodes, spec.narrowest
+    most, needed = occupancy.cluster.nodes_for(spec), spec.narrowest
     if not most or job.id not in view.waiting:
         return ""
     kinds = [kind for kind in spec.kinds or occupancy.cluster.kinds if kind in occupancy.free_devices]

@@ -241,7 +241,10 @@ class _Seen:
         if view.note is None:
             return cls()
         floor, last, until, due, num_free, fresh, stuck = cast(Any, view.note)
-        known = {(width, tuple(kinds)): (queue, seq, short) for width, kinds, queue, seq, short in stuck}
+        known = {
+            (width, tuple(kinds), nodes[0] if nodes else 0): (queue, seq, short)
+            for width, kinds, queue, seq, short, *nodes in stuck
+        }
         return cls(
             floor, tuple(last), inf if until is None else until, inf if due is None else due, num_free, fresh, known
         )
@@ -256,7 +259,10 @@ class _Seen:
     def note(self) -> object:
         """As JSON, which has no infinity."""
         until, due = (None if time == inf else time for time in (self.until, self.due))
-        stuck = [[width, list(kinds), *entry] for (width, kinds), entry in self.stuck.items()]
+        stuck = [
+            [width, list(kinds), *entry, *([nodes] if nodes else [])]
+            for (width, kinds, nodes), entry in self.stuck.items()
+        ]
         return [self.floor, list(self.last), until, due, self.num_free, self.fresh, stuck]
 
 

@@ -127,7 +127,7 @@ def apply_round(draft: Draft, jobs: Iterable[Job], chosen: Mapping[JobId, Kind])
     for job in sorted(movers, key=lambda job: (-job.spec.devices, job.seq)):
         kinds = (chosen[job.id],)
         placed = draft.place(job, kinds=kinds, rule=consolidated) or draft.place(job, kinds=kinds, rule=emptiest)
-        assert placed or cluster.max_nodes, (
+        assert placed or cluster.nodes_for(job.spec), (
             f"{job.spec.devices} devices of kind {kinds[0]} were counted as free for job {job.id!r}"
         )
     return len(chosen)

@@ -5,6 +5,10 @@ take where that is longer: they may pass, so an overloaded cluster keeps serving
 slows a clock from then on and never sets it back. The credit of a job is what the clock of its length has advanced
 while the job had no devices. A job that has started with a larger weight earns on while it runs: otherwise jobs that
 still wait would overtake it one after another.
+
+A preempted job keeps its devices longer when it runs again: from the second on, every preemption doubles that time,
+and for so long what it takes to preempt the job. So it is preempted about as often as the logarithm of its length, and
+not once by each of the jobs that pass it.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ _FACTOR = 1.5  # by which a pace must change before it is marked
 _MOST_MARKS = 64  # then every second of the older half is left out
 _MOST_CREDIT = 30.0  # doublings of a weight
 _LEAST = 0.05  # least credit that is stored
+_FREE_STOPS, _MOST_STOPS = 1, 11  # preemptions that do not count yet, such as the end of a trial, and all that do
+_QUANTUM_S = 60.0  # for which a preempted job keeps its devices when it runs again, doubled by every preemption
 _FREE = 1.0  # credit up to which a weight does not grow
 
 
@@ -54,6 +60,7 @@ class WaitingClocks:
     marked: Floats = field(default_factory=lambda: np.zeros((0, _CLASSES)))  # [mark, class]: the clocks then
     patience_s: Floats = field(default_factory=lambda: np.ones(_CLASSES))  # [class]: since the last mark
     earned: dict[JobId, float] = field(default_factory=dict)
+    stops: dict[JobId, int] = field(default_factory=dict)  # preemptions
     is_changed: bool = False  # since the note that they were read from
 
     @classmethod
@@ -61,12 +68,13 @@ class WaitingClocks:
         stored = note.get("waiting")
         if not stored:
             return cls()
-        times, marked, patience_s, earned = stored
+        times, marked, patience_s, earned, *added = stored
         kept = {JobId(job): float(credit) for job, credit in earned.items() if job in view.jobs}
-        return cls(np.array(times), np.array(marked).reshape(-1, _CLASSES), np.array(patience_s), kept)
+        stops = {JobId(job): int(count) for job, count in (added[0] if added else {}).items() if job in view.jobs}
+        return cls(np.array(times), np.array(marked).reshape(-1, _CLASSES), np.array(patience_s), kept, stops)
 
     def note(self) -> list[Any]:
-        return [self.times.tolist(), self.marked.tolist(), self.patience_s.tolist(), self.earned]
+        return [self.times.tolist(), self.marked.tolist(), self.patience_s.tolist(), self.earned, self.stops]
 
     def advance(self, at: float, patience_s: Floats, first: float) -> None:
         """Run at these paces from now on; `first` is when the oldest job was submitted."""
@@ -106,14 +114,25 @@ class WaitingClocks:
         return np.asarray(had + now[classes] - self.readings(begun, classes))
 
     def keep(self, jobs: Sequence[Job], credit: Floats, draft: Draft) -> None:
-        """Store the credit of jobs that start or stop now."""
+        """Store the credit of jobs that start or stop now, and count those that stop."""
         changes = draft.changes
+        for job_id, stopped in changes.items():
+            if stopped.allocation is None and draft.view.jobs[job_id].desired is not None:
+                self.stops[job_id] = self.stops.get(job_id, 0) + 1
+                self.is_changed = True
         for row in np.flatnonzero(credit > _LEAST).tolist() if changes else ():
             job = jobs[row]
             change = changes.get(job.spec.id)
             if change is not None and (job.desired is None) != (change.allocation is None):
                 self.earned[job.spec.id] = float(credit[row])
                 self.is_changed = True
+
+    def reluctance(self, jobs: Sequence[Job], at: float) -> Floats:
+        """[job]: the factor on the value of its devices that preempting it once more takes now."""
+        counted = [min(self.stops.get(job.spec.id, 0), _MOST_STOPS) - _FREE_STOPS for job in jobs]
+        doubled = 2.0 ** np.maximum(0, counted)
+        held_s = at - np.array([job.since for job in jobs])
+        return np.asarray(np.where(held_s < _QUANTUM_S * doubled, doubled, 1.0))
 
 
 def aged(weights: Floats, credit: Floats) -> Floats:

@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.core.model import Job, JobSpec, Kind
+from carpool.core.model import Job, Kind
 from carpool.core.policy import Snapshot
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.estimator_queries import placed_on, worth_of_step
 from carpool.policies.market.group_trials import GroupTrials
 from carpool.policies.market.knapsack import NONE, Choices, Floats
-from carpool.policies.market.lane_groups import Bids, Block, LaneGroups, considered, sharers_of
+from carpool.policies.market.lane_groups import Bids, Block, LaneGroups, considered, fitting_batches, sharers_of
 from carpool.policies.market.menu import Menu
 from carpool.policies.market.policy_memory import EstimateCache
 
+_LEAST = 0.01  # part of a group's value that remains, however expensive its changes
 _LITTLE = 1e-6  # least relative gain, above rounding
 _STAYS, _UNMEASURED = 1.1, 1.5  # bonus of a group that runs already: splitting it before it is measured teaches nothing
 _HOPED = 1.05  # most that an untried group of waiting jobs counts, in values of the best of them: less than staying
-_MARGIN = 1.1  # on the predicted memory of a tuned batch
 _MOST = 96  # groups considered, the highest bidders per device first: the work grows with the square
 
 Likes = tuple[str, int, int, int]
@@ -152,48 +152,44 @@ def _together(
     return ColocationGroup(rows, values, column, batches)
 
 
-def form_lane_groups(
-    view: Snapshot, menu: Menu, bids: Bids, prices: Floats, trials: GroupTrials, *, most: int
+def lane_blocks(view: Snapshot, menu: Menu, bids: Bids, trials: GroupTrials, *, most: int) -> list[tuple[int, Block]]:
+    """Blocks of jobs that share a device at chosen shares, with their offers (`lane_groups`)."""
+    sharers = sharers_of(view, menu)
+    rows = considered(menu, bids, sharers)
+    found: list[tuple[int, Block]] = []
+    for kind, column in [(o.groups[0][0], c) for c, o in enumerate(menu.offers) if o.width == 1]:
+        taken = {row for _, block in found for row in block.rows}
+        able = [row for row in rows if menu.rates[row, column] > 0.0 and row not in taken]
+        blocks = LaneGroups(view, menu, bids, kind, column, most, sharers, trials).merged(able)
+        found += [(column, block) for block in blocks]
+    return found
+
+
+def group_lanes(
+    view: Snapshot, menu: Menu, bids: Bids, blocks: Sequence[tuple[int, Block]], worths: Sequence[float]
 ) -> ColocationGroups:
-    """Form groups with shares, where the estimator predicts what jobs keep at any shares (`lane_groups`)."""
+    """Groups with shares: `worths` are the values of blocks per second."""
     sharers = sharers_of(view, menu)
     groups = _alone(menu, bids.values, _capped_stays(view, menu, bids.stays, sharers), sharers)
-    rows = considered(menu, bids, sharers)
-    costs = menu.needs @ prices
-    for kind, column in [(o.groups[0][0], c) for c, o in enumerate(menu.offers) if o.width == 1]:
-        able = [row for row in rows if menu.rates[row, column] > 0.0 and len(groups.rows(row)) == 1]
-        for block in LaneGroups(view, menu, bids, kind, column, most, sharers, trials).merged(able):
-            group = _lane_group(menu, bids, column, block)
-            if _is_better(
-                group, [groups.values[row] for row in block.rows], costs, scarce=len(menu.jobs) > menu.supply.sum()
-            ):
-                first, *others = block.rows
-                for other in others:
-                    groups.put(first, other, group)
+    for (column, block), worth in zip(blocks, worths, strict=True):
+        group = _lane_group(menu, bids, column, block, worth)
+        first, *others = block.rows
+        for other in others:
+            groups.put(first, other, group)
     return groups.without_empty()
 
 
-def _is_better(group: ColocationGroup, apart: Sequence[Floats], costs: Floats, *, scarce: bool) -> bool:
-    """Whether a group is worth more than its jobs apart; where devices are scarce, than any one of them."""
-    surplus = [_surplus(values, costs) for values in apart]
-    if _surplus(group.values, costs) > sum(surplus) * (1.0 + _LITTLE):
-        return True
-    return scarce and float(group.values.max()) >= max(float(values.max()) for values in apart)
-
-
-def _lane_group(menu: Menu, bids: Bids, column: int, block: Block) -> ColocationGroup:
-    """A block as a group: its value is what its jobs keep, less what changes of running jobs cost."""
+def _lane_group(menu: Menu, bids: Bids, column: int, block: Block, worth: float) -> ColocationGroup:
+    """A block as a group, less valuable by what changes of its running jobs cost."""
     values = np.zeros(len(menu.offers))
-    for row, speed in zip(block.rows, block.speeds, strict=True):
-        alone = bids.worths[row] * menu.rates[row, column]
-        is_moved = menu.held[row] != NONE and not block.is_held
-        values[column] += speed * (bids.values[row, column] if is_moved else alone)
+    values[column] = worth * max(_LEAST, 1.0 - block.late_s / block.end_s)
     if not block.is_measured and all(menu.held[row] == NONE for row in block.rows):
         waiting = bids.values[menu.held == NONE, column]
         values[column] = min(values[column], _HOPED * float(waiting.max()))  # hope does not displace a running job
     if block.is_held:
         values[column] *= _STAYS if block.is_measured else _UNMEASURED
-    return ColocationGroup(block.rows, values, column if block.is_held else NONE, shares={column: block.shares})
+    stays_at = column if block.is_held else NONE
+    return ColocationGroup(block.rows, values, stays_at, {column: block.batches}, {column: block.shares})
 
 
 def _capped_stays(view: Snapshot, menu: Menu, stays: Floats, sharers: Mapping[int, set[int]]) -> Floats:
@@ -229,7 +225,7 @@ class _Table:
                 continue
             pair = (rows[0], others[-1])
             for kind, column in self._offers(like[3]):
-                batches = self._batches(pair, kind, column)
+                batches = fitting_batches(self._view, self._menu, pair, kind, column)
                 if batches is not None and sum(self._ratios_of(pair, kind, column, batches)) > 1.0 + _LITTLE:
                     yield from combinations(rows, 2) if like == other else product(rows, others)
                     break
@@ -243,7 +239,7 @@ class _Table:
         values = np.zeros(len(menu.offers))
         chosen: dict[int, Sequence[int]] = {}
         for kind, column in self._offers(menu.jobs[rows[0]].spec.narrowest):
-            batches = self._batches(rows, kind, column)
+            batches = fitting_batches(self._view, self._menu, rows, kind, column)
             if batches is None:
                 continue
             kept = self._ratios_of(rows, kind, column, batches)
@@ -257,26 +253,6 @@ class _Table:
         if found is None:
             found = self._likes[row] = _likes(self._menu.jobs[row])
         return found
-
-    def _batches(self, rows: Sequence[int], kind: Kind, column: int) -> list[int] | None:
-        """Batch sizes with which jobs fit on one device, 0 for a job's own; None if nothing fits."""
-        specs = [self._menu.jobs[row].spec for row in rows]
-        batches = [int(self._menu.batches[row, column]) for row in rows]
-        there = self._view.cluster.least_memory.get(kind, 0)
-        while there:
-            memory = [self._memory(spec, batch) for spec, batch in zip(specs, batches, strict=True)]
-            if sum(memory) <= there:
-                break
-            able = [i for i, spec in enumerate(specs) if spec.batch_range and batches[i] > spec.batch_range[0]]
-            if not able:
-                return None
-            most = max(able, key=lambda place: memory[place])
-            low, _ = specs[most].batch_range or (0, 0)
-            batches[most] = max(low, batches[most] // 2)
-        return batches
-
-    def _memory(self, spec: JobSpec, batch: int) -> float:
-        return _MARGIN * self._view.estimates.memory(spec, batch) if batch else spec.memory_bytes
 
     def _offers(self, width: int) -> list[tuple[Kind, int]]:
         found = self._columns.get(width)

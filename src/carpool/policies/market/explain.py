@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.core.model import Allocation, Job
+from carpool.core.model import Allocation, Job, JobId
 from carpool.policies.market.aging import aged
 from carpool.policies.market.knapsack import NONE
 from carpool.policies.market.menu import Menu, shape_of
@@ -44,20 +44,19 @@ def explain_job(quote: Quote, job: Job, holding: Callable[[Job], Allocation | No
     return words if held.fractions == (1.0,) else f"{words}; at {held.shares[0].fraction:.0%}"
 
 
-def explain_place(quote: Quote, job: Job) -> str:
-    """A waiting job's place among those that wait, and what waiting has added to its weight."""
+def bid_order(quote: Quote) -> list[JobId]:
+    """The waiting jobs, the one that gains most from a device first."""
     menu = quote.menu
     bids = (quote.worths[:, None] * menu.rates / menu.needs.sum(axis=1)).max(axis=1)
     waiting = np.flatnonzero(menu.held == NONE)
-    order = waiting[np.argsort(-bids[waiting], kind="stable")].tolist()
-    names = [menu.jobs[row].id for row in order]
-    if job.id not in names:
-        return ""
-    place = names.index(job.id)
-    more = f" and {place - _NAMED} more" if place > _NAMED else ""
-    words = f"behind {', '.join(names[:place][:_NAMED])}{more}" if place else "first in line"
-    factor = aged(np.ones(1), quote.credit[order[place], None])[0]
-    return f"{words}; waiting has raised its weight {factor:.1f} times" if factor >= _FELT else words
+    return [menu.jobs[row].id for row in waiting[np.argsort(-bids[waiting], kind="stable")].tolist()]
+
+
+def explain_aging(quote: Quote, job: Job) -> str:
+    """What waiting has added to a job's weight; empty if too little to notice."""
+    row = next(row for row, other in enumerate(quote.menu.jobs) if other.id == job.id)
+    factor = aged(np.ones(1), quote.credit[row, None])[0]
+    return f"waiting has raised its weight {factor:.1f} times" if factor >= _FELT else ""
 
 
 def explain_prices(quote: Quote) -> str:

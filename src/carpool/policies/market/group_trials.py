@@ -125,27 +125,16 @@ def _mix(draft: Draft, jobs: list[Job]) -> list[MixEntry]:
 
 
 def explain_sharing(view: Snapshot, job: Job) -> str:
-    """Such as ``shares n0:0 with b and c at 50 %: predicted 0.62 of its speed alone, measured 0.58``; else empty."""
+    """Such as ``keeps 0.62 of its speed alone (predicted), 0.58 measured`` for a job on a shared device; else empty."""
     held = job.desired
-    if held is None or held.num_devices != 1:
+    if held is None or held.num_devices != 1 or not view.estimates.predicts_retention:
         return ""
     device = DeviceId(held.shares[0].devices.start)
     kind: Kind = view.cluster.kind_of(device)
     others = [view.jobs[r.job] for r in view.occupancy.residents(device) if r.job != job.id and r.job in view.jobs]
-    share = f"{held.shares[0].fraction:.0%}"
-    if not others:
-        return "" if held.fractions == (1.0,) else f"has {share} of {view.cluster.device_name(device)}"
-    names = [other.id for other in others]
-    words = f"shares {view.cluster.device_name(device)} with {_listed(names)} at {share}"
-    if not view.estimates.predicts_retention:
-        return words
-    draft = Draft(view)
-    kept = view.estimates.retention(kind, [_mix(draft, [job, *others])])[0][0]
-    predicted = view.estimates.predicted_retention(job.spec, view.placement(job, held))
-    if predicted is not None:
-        words += f": predicted {predicted.mean:.2f} of its speed alone"
-    return f"{words}, measured {kept.mean:.2f}" if kept.std <= SETTLED * kept.mean else words
-
-
-def _listed(names: list[JobId]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    predicted = view.estimates.predicted_retention(job.spec, view.placement(job, held)) if others else None
+    if predicted is None:
+        return ""
+    kept = view.estimates.retention(kind, [_mix(Draft(view), [job, *others])])[0][0]
+    words = f"keeps {predicted.mean:.2f} of its speed alone (predicted)"
+    return f"{words}, {kept.mean:.2f} measured" if kept.std <= SETTLED * kept.mean else words

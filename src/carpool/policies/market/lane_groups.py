@@ -1,8 +1,8 @@
 """Lane groups: jobs that share a device at chosen shares, where that saves weighted completion time.
 
 Used where the estimator predicts what jobs keep at any shares (`Estimator.retention`). Blocks of jobs, at first single
-ones, are merged while that saves most: both blocks one after the other, against all their jobs together at their best
-shares, with the jobs that wait behind them. While a prediction is uncertain, half a standard deviation is added to it,
+ones, are merged while that saves most of the completion time of all jobs, if blocks run in the order of the time they
+take over their weight (`Schedule`). While a prediction is uncertain, a quarter of a standard deviation is added to it,
 less for short jobs, so that a group that could pay is tried; once it is measured, the measurement counts.
 """
 
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.core.estimates import Estimate, MixEntry
-from carpool.core.model import JobId, Kind
+from carpool.core.estimates import Estimate, Estimator, MixEntry
+from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
 from carpool.policies.estimator_queries import memory_of
 from carpool.policies.market.group_trials import SETTLED, GroupTrials
@@ -27,10 +27,13 @@ LEVELS = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)  # shares: spare 
 MOST = 8  # jobs on one device
 _SUMS = (1.0, 1.2, 1.5, 2.0)  # of equal shares: moderately past the whole device is usually best
 _CONSIDERED = 16  # blocks beside those that share devices already
-_OPTIMISM = 0.5  # standard deviations added to a prediction
+_OPTIMISM = 0.25  # standard deviations added to a prediction
 _TRIAL_S = 3.0  # what a trial of a group may cost
 _SAVES = 1.03  # least factor by which merging shortens completion times
 _RESHARES = 1.1  # least factor by which other shares shorten completion times of a group that was measured
+_MERGED_JOBS = 32  # jobs that form no blocks are merged to these many in the schedule
+_MARGIN = 1.1  # on the predicted memory of a tuned batch
+_NEVER_S = 1e12  # time of an option that a job cannot have
 _LEAST = 1e-9
 
 Shares = tuple[float, ...]
@@ -39,7 +42,6 @@ Shares = tuple[float, ...]
 class Bids(NamedTuple):
     """What forming groups depends on, by job."""
 
-    worths: Floats  # λ
     values: Floats  # [job, offer]: of moving there alone
     stays: Floats  # of staying alone
     seconds: Floats  # [job, offer]: alone until its end
@@ -57,6 +59,8 @@ class Block(NamedTuple):
     end_s: float
     is_held: bool = False  # they run so already
     is_measured: bool = False  # the speeds are not only predicted
+    late_s: float = 0.0  # standstill of its running jobs until they run so
+    batches: tuple[int, ...] = (0,)  # 0: the job's own
 
 
 def completion(weights: Sequence[float], seconds: Sequence[float], speeds: Sequence[float]) -> tuple[float, float]:
@@ -77,6 +81,39 @@ def completion(weights: Sequence[float], seconds: Sequence[float], speeds: Seque
     return cost, at
 
 
+class Schedule:
+    """Σ weight · completion time of all jobs, by the blocks that they form.
+
+    Blocks run in the order of the time they take over their weight. On one device a block waits for all before it; of
+    n blocks on m devices it waits for an m-th of these, times (n − m)/(n − 1), since the first m start at once.
+    """
+
+    def __init__(self, ends: Floats, weights: Floats, widths: Floats, devices: float) -> None:
+        """Begin with jobs that form no blocks: device-seconds, weights and numbers of devices."""
+        order = np.argsort(ends / np.maximum(weights, _LEAST))
+        parts = np.array_split(order, min(len(order), _MERGED_JOBS) or 1)
+        self._ends = np.array([ends[part].sum() for part in parts])
+        self._weights = np.array([weights[part].sum() for part in parts])
+        self._count, self._devices = float(widths.sum()), max(1.0, devices)
+
+    def costs(self, candidates: Sequence[Sequence[Block]], weights: Floats) -> Floats:
+        """[candidate]: the sum of a set of blocks with the other jobs; `weights` are those of all rows."""
+        longest = max(len(blocks) for blocks in candidates)
+        shape = (len(candidates), longest + len(self._ends))
+        ends, heavy, inner = np.zeros(shape), np.zeros(shape), np.zeros(len(candidates))
+        ends[:, longest:], heavy[:, longest:] = self._ends, self._weights
+        for place, blocks in enumerate(candidates):
+            ends[place, : len(blocks)] = [block.end_s for block in blocks]
+            heavy[place, : len(blocks)] = [float(weights[list(block.rows)].sum()) for block in blocks]
+            inner[place] = sum(block.cost for block in blocks)
+        order = np.argsort(ends / np.maximum(heavy, _LEAST), axis=1, kind="stable")
+        ends, heavy = np.take_along_axis(ends, order, axis=1), np.take_along_axis(heavy, order, axis=1)
+        behind = heavy.sum(axis=1, keepdims=True) - np.cumsum(heavy, axis=1)
+        num = self._count + np.array([len(blocks) for blocks in candidates])
+        waits = np.maximum(0.0, num - self._devices) / np.maximum(1.0, num - 1.0) / self._devices
+        return np.asarray(inner + waits * (ends * behind).sum(axis=1))
+
+
 @dataclass(slots=True)
 class LaneGroups:
     """Finds the blocks of one device type."""
@@ -89,36 +126,70 @@ class LaneGroups:
     most: int
     sharers: Mapping[int, set[int]]
     trials: GroupTrials
-    _known: dict[tuple[int, ...], Block | None] = field(default_factory=dict)
+    _known: dict[tuple[int, ...], list[Block]] = field(default_factory=dict)
+    _fitting: dict[tuple[int, ...], list[int] | None] = field(default_factory=dict)
 
     def merged(self, rows: Sequence[int]) -> list[Block]:
         """Blocks of these rows, merged while that saves completion time; groups that run already come first."""
-        held = self._held_blocks(rows)
-        together = {row for block in held for row in block.rows}
-        blocks = [*held, *[self._single(row) for row in rows if row not in together]]
+        schedule = self._others(rows)
+        blocks = self._held_blocks(rows, schedule)
         while len(blocks) > 1:
-            best = self._best_merge(blocks)
-            if best is None:
+            better = self._best_merge(blocks, schedule)
+            if better is None:
                 break
-            first, second, joint = best
-            blocks = [block for block in blocks if block not in (first, second)] + [joint]
+            blocks = better
         return [block for block in blocks if len(block.rows) > 1]
 
-    def _held_blocks(self, rows: Sequence[int]) -> list[Block]:
-        """Groups that run already, unless taking turns is better by what was measured."""
+    def _others(self, rows: Sequence[int]) -> Schedule:
+        """The jobs beside these rows."""
+        bids, widths = self.bids, self.menu.needs.sum(axis=1)
+        others = np.setdiff1d(np.arange(len(bids.weights)), rows)
+        ends = (bids.seconds[others] * widths).min(axis=1)
+        narrowest = np.array([float(self.menu.jobs[row].spec.narrowest) for row in others.tolist()])
+        can_run = np.isfinite(ends) & (ends < _NEVER_S)
+        return Schedule(ends[can_run], bids.weights[others[can_run]], narrowest[can_run], float(self.menu.supply.sum()))
+
+    def _held_blocks(self, rows: Sequence[int], schedule: Schedule) -> list[Block]:
+        """Groups that run already, unless their jobs apart are better by what was measured, and all other rows."""
         groups = {tuple(sorted(self.sharers.get(row, ()))) for row in rows}
         found = [group for group in sorted(groups) if len(group) > 1 and set(group) <= set(rows)]
         self._evaluate(found)
-        blocks = []
+        together = {row for group in found for row in group}
+        blocks = [self._single(row) for row in rows if row not in together]
         for group in found:
-            best, now = self._known[group], self._now(group)
-            if now is not None and self._is_slower_than_turns(now):
-                self.trials.refuse(self._ids(group))
-                self._known[group] = None
-            elif now is not None:
-                is_worth = best is not None and now.is_measured and best.cost * _RESHARES < now.cost
-                blocks.append(best if best is not None and is_worth else now)
+            blocks += self._kept_or_split(group, blocks, schedule)
         return blocks
+
+    def _kept_or_split(self, group: tuple[int, ...], others: Sequence[Block], schedule: Schedule) -> list[Block]:
+        """A group that runs, as it is, at other shares, without one of its jobs, or apart: whichever costs least.
+
+        While it is about to be measured it stays as it is.
+        """
+        now, apart = self._now(group), [self._single(row) for row in group]
+        if now is None:
+            return apart
+        if self._is_on_trial(now):
+            return [now]
+        options = [[now], *[[block] for block in self._known[group]], apart, *self._without_one(group)]
+        costs = schedule.costs([[*others, *option] for option in options], self.bids.weights).tolist()
+        best = min(range(len(options)), key=lambda place: costs[place])
+        margin = (_SAVES if len(options[best]) > 1 else _RESHARES) - 1.0
+        if costs[0] - costs[best] <= margin * now.cost:
+            return [now]
+        if options[best] is apart:
+            self.trials.refuse(self._ids(group))
+            self._known[group] = []
+        return options[best]
+
+    def _without_one(self, group: tuple[int, ...]) -> list[list[Block]]:
+        """A group of three or more without each of its jobs in turn."""
+        if len(group) < 3:
+            return []
+        rests = [tuple([other for other in group if other != row]) for row in group]
+        self._evaluate(rests)
+        return [
+            [block, self._single(row)] for row, rest in zip(group, rests, strict=True) for block in self._known[rest]
+        ]
 
     def _now(self, rows: tuple[int, ...]) -> Block | None:
         """A running group at the shares that it has."""
@@ -128,48 +199,28 @@ class LaneGroups:
         (kept,) = self.view.estimates.retention(self.kind, [self._mix(rows, shares)])
         return self._block(rows, shares, kept)
 
-    def _is_slower_than_turns(self, block: Block) -> bool:
-        """Whether its jobs would end sooner one after another; never while that is only predicted."""
-        if not block.is_measured:
-            return False
-        behind, at, cost = self._behind(block.rows), 0.0, 0.0
-        alone = [(float(self.bids.seconds[row, self.column]), float(self.bids.weights[row])) for row in block.rows]
-        for seconds, weight in sorted(alone, key=lambda each: each[0] / each[1]):
-            at += seconds
-            cost += weight * at
-        return (cost + behind * at) * _SAVES < block.cost + behind * block.end_s
-
-    def _best_merge(self, blocks: Sequence[Block]) -> tuple[Block, Block, Block] | None:
+    def _best_merge(self, blocks: Sequence[Block], schedule: Schedule) -> list[Block] | None:
+        """The blocks after the merge that saves most; None: none saves enough."""
         able = [block for block in blocks if not self._is_on_trial(block)]
         pairs = [pair for pair in combinations(able, 2) if len(pair[0].rows) + len(pair[1].rows) <= self.most]
         self._evaluate([_union(*pair) for pair in pairs])
-        found: list[tuple[float, tuple[int, ...], Block, Block, Block]] = []
-        for first, second in pairs:
-            joint = self._known[_union(first, second)]
-            if joint is not None:
-                saved = self._saved(first, second, joint)
-                if saved > 0.0:
-                    found.append((-saved, joint.rows, first, second, joint))
-        return min(found)[2:] if found else None
+        found = [
+            [*[block for block in blocks if block not in pair], joint]
+            for pair in pairs
+            for joint in self._known[_union(*pair)]
+        ]
+        if not found:
+            return None
+        before, *costs = schedule.costs([blocks, *found], self.bids.weights).tolist()
+        least = [0.0 if merged[-1].is_held else (_SAVES - 1.0) * merged[-1].cost for merged in found]
+        saved = [before - cost - margin for cost, margin in zip(costs, least, strict=True)]
+        best = max(range(len(found)), key=lambda place: saved[place])
+        return found[best] if saved[best] > 0.0 else None
 
     def _is_on_trial(self, block: Block) -> bool:
         """Whether the group runs and is about to be measured: until then no job joins it."""
         is_new = block.is_held and not block.is_measured
         return is_new and self.trials.is_young(self._mix(block.rows, block.shares), self.view.at)
-
-    def _saved(self, first: Block, second: Block, joint: Block) -> float:
-        """Weighted seconds saved by merging; 0 where it does not pay."""
-        behind = self._behind(joint.rows)
-        weights = [sum(float(self.bids.weights[row]) for row in block.rows) for block in (first, second)]
-        waits = min(weights[1] * first.end_s, weights[0] * second.end_s)
-        apart = first.cost + second.cost + waits + behind * (first.end_s + second.end_s)
-        together = joint.cost + behind * joint.end_s
-        return apart - together if together * (1.0 if joint.is_held else _SAVES) < apart else 0.0
-
-    def _behind(self, rows: Sequence[int]) -> float:
-        """Weight of the jobs that wait for a device like this one, beside these."""
-        others = float(self.bids.weights.sum() - self.bids.weights[list(rows)].sum())
-        return max(0.0, others / max(1.0, float(self.menu.supply.sum())))
 
     def _single(self, row: int) -> Block:
         seconds, weight = float(self.bids.seconds[row, self.column]), float(self.bids.weights[row])
@@ -183,8 +234,8 @@ class LaneGroups:
         answers = iter(self.view.estimates.retention(self.kind, asked) if asked else ())
         for rows in missing:
             blocks = [self._block(rows, vector, next(answers)) for vector in vectors[rows]]
-            behind = self._behind(rows)
-            self._known[rows] = min(blocks, key=lambda block: block.cost + behind * block.end_s, default=None)
+            firsts = (min(blocks, key=key) for key in (lambda b: b.cost, lambda b: b.end_s)) if blocks else ()
+            self._known[rows] = list(dict.fromkeys(firsts))
 
     def _vectors(self, rows: tuple[int, ...]) -> list[Shares]:
         """Candidate shares: as they are, with equal shares for newcomers; equal for all. Exact jobs keep theirs."""
@@ -208,9 +259,18 @@ class LaneGroups:
         return held.shares[0].fraction if held is not None and self.menu.held[row] == self.column else 0.0
 
     def _mix(self, rows: Sequence[int], shares: Shares) -> list[MixEntry]:
-        batches = [0 if (held := self.menu.jobs[row].desired) is None else held.batch_size for row in rows]
+        """Jobs with shares and batch sizes: those that a running group has, else the best alone that fit together."""
         specs = [self.menu.jobs[row].spec for row in rows]
+        if self._runs_so(rows, shares):
+            batches = [0 if (held := self.menu.jobs[row].desired) is None else held.batch_size for row in rows]
+        else:
+            batches = self._batches(tuple(rows)) or [0] * len(rows)
         return list(zip(specs, shares, batches, strict=True))
+
+    def _batches(self, rows: tuple[int, ...]) -> list[int] | None:
+        if rows not in self._fitting:
+            self._fitting[rows] = fitting_batches(self.view, self.menu, rows, self.kind, self.column)
+        return self._fitting[rows]
 
     def _block(self, rows: tuple[int, ...], shares: Shares, kept: Sequence[Estimate]) -> Block:
         weights = [float(self.bids.weights[row]) for row in rows]
@@ -225,7 +285,8 @@ class LaneGroups:
             weights, [s + x * each for s, each, x in zip(seconds, late, speeds, strict=True)], speeds
         )
         is_measured = all(each.std <= SETTLED * each.mean for each in kept)
-        return Block(rows, shares, speeds, cost, end_s, is_held, is_measured)
+        batches = tuple([batch_size for _, _, batch_size in self._mix(rows, shares)])
+        return Block(rows, shares, speeds, cost, end_s, is_held, is_measured, max(late), batches)
 
     def _change_s(self, row: int, share: float) -> float:
         """Seconds that a running job stands still for another share."""
@@ -250,9 +311,34 @@ class LaneGroups:
         """Whether memory suffices, and no part of the group was measured to be slower than taking turns."""
         if self.trials.is_refused(self._ids(rows)):
             return False
-        there = self.view.cluster.least_memory.get(self.kind, 0)
-        needed = [memory_of(self.view.estimates, self.menu.jobs[row].spec) for row in rows]
-        return not there or sum(needed) <= there
+        return self._batches(tuple(rows)) is not None
+
+
+def fitting_batches(view: Snapshot, menu: Menu, rows: Sequence[int], kind: Kind, column: int) -> list[int] | None:
+    """Batch sizes with which jobs fit on one device, 0 for a job's own: the best alone, halved until memory suffices.
+
+    None if nothing fits.
+    """
+    specs = [menu.jobs[row].spec for row in rows]
+    batches = [int(menu.batches[row, column]) for row in rows]
+    there = view.cluster.least_memory.get(kind, 0)
+    while there:
+        memory = [_memory(view.estimates, spec, batch) for spec, batch in zip(specs, batches, strict=True)]
+        if sum(memory) <= there:
+            break
+        able = [i for i, spec in enumerate(specs) if spec.batch_range and batches[i] > spec.batch_range[0]]
+        if not able:
+            return None
+        most = max(able, key=lambda place: memory[place])
+        low, _ = specs[most].batch_range or (0, 0)
+        batches[most] = max(low, batches[most] // 2)
+    return batches
+
+
+def _memory(estimates: Estimator, spec: JobSpec, batch_size: int) -> float:
+    """What a job may need: at least what it declares, which the core counts whatever its batch."""
+    tuned = _MARGIN * estimates.memory(spec, batch_size) if batch_size else 0.0
+    return max(tuned, memory_of(estimates, spec))
 
 
 def considered(menu: Menu, bids: Bids, sharers: Mapping[int, set[int]]) -> list[int]:

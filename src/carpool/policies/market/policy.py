@@ -13,14 +13,14 @@ from carpool.core.constraints.pinned_jobs import is_pinned
 from carpool.core.constraints.priorities import weight_with_priority
 from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
-from carpool.core.model import Job
-from carpool.core.policy import Plan, Policy, Snapshot, describe_next_end
+from carpool.core.model import Job, JobId
+from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.policies.market.aging import aged, patience_of
-from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, form_lane_groups
-from carpool.policies.market.explain import Quote, explain_job, explain_place, explain_prices
-from carpool.policies.market.group_trials import GroupTrials, explain_sharing
+from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, group_lanes, lane_blocks
+from carpool.policies.market.explain import Quote, bid_order, explain_aging, explain_job, explain_prices
+from carpool.policies.market.group_trials import explain_sharing
 from carpool.policies.market.knapsack import NONE, Choices, solve_knapsack
-from carpool.policies.market.lane_groups import MOST, Bids
+from carpool.policies.market.lane_groups import MOST, Bids, Block
 from carpool.policies.market.menu import GrowthLimits, Menu, build_menu
 from carpool.policies.market.placement import place_all
 from carpool.policies.market.policy_memory import EstimateCache, PolicyMemory
@@ -97,11 +97,12 @@ class Carpool(Policy):
         if quote is None:
             return Plan.NOTHING
         menu = quote.menu
-        groups, choice = self._assign(view, quote, memory.trials)
+        groups, choice = self._assign(view, quote, memory)
         draft = Draft(view)
         place_all(draft, menu, groups, choice)
         memory.clocks.keep(menu.jobs, quote.credit, draft)
-        if menu.is_sure.all() and self.lengths == "known":
+        has_trials = view.estimates.predicts_retention and (draft.occupancy.is_shared or memory.trials.since)
+        if menu.is_sure.all() and self.lengths == "known" and not has_trials:
             is_new = memory.outlook is not before or memory.clocks.is_changed
             note = memory.note(view, lengths=False) if is_new else None
             plan = draft.finish(self._reason(draft, quote), note=note)
@@ -114,18 +115,20 @@ class Carpool(Policy):
         return draft.finish(self._reason(draft, quote), wake_at=wake_at, note=note)
 
     def why(self, view: Snapshot, job: Job) -> str:
-        if job.id in view.waiting:  # the prices are in the plans' reasons
-            count = job.spec.narrowest
-            wanted = f"waits for {count} device{'s' if count > 1 else ''}"
-            offered = self._quote(view, PolicyMemory.of(view))
-            place = explain_place(offered, job) if offered is not None else ""
-            return "; ".join(filter(None, (wanted, place, describe_next_end(view, job))))
+        if job.id not in view.waiting:
+            return explain_sharing(view, job)
         quote = self._quote(view, PolicyMemory.of(view))
-        if quote is None or job.phase.is_over or all(job.id != other.id for other in quote.menu.jobs):
-            return Policy.why(self, view, job)
-        sharing = explain_sharing(view, job)
-        words = explain_job(quote, job, lambda other: other.desired)
-        return f"{words}; {sharing}" if sharing else words
+        return "" if quote is None else explain_aging(quote, job)
+
+    def details(self, view: Snapshot, job: Job) -> str:
+        quote = self._quote(view, PolicyMemory.of(view))
+        if quote is None or all(job.id != other.id for other in quote.menu.jobs):
+            return ""
+        return f"{explain_job(quote, job, lambda other: other.desired)}; {explain_prices(quote)}"
+
+    def start_order(self, view: Snapshot) -> Sequence[JobId]:
+        quote = self._quote(view, PolicyMemory.of(view))
+        return tuple(view.waiting) if quote is None else bid_order(quote)
 
     def _quote(self, view: Snapshot, memory: PolicyMemory) -> Quote | None:
         """The menu and its prices; None without jobs or devices."""
@@ -145,13 +148,20 @@ class Carpool(Policy):
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
             market = Market(menu.rates, menu.needs, menu.supply, market.seconds().min(axis=1).clip(_TINY, 1e12), work)
+        prices, worths = self._prices(view, market, jobs, _ranks(jobs), memory)
+        return Quote(menu, market, prices, worths, credit)
+
+    def _prices(
+        self, view: Snapshot, market: Market, jobs: Sequence[Job], ranks: Floats, memory: PolicyMemory
+    ) -> tuple[Floats, Floats]:
+        """Clearing prices, and the worth of a unit of each job's work at these; for `ranks` see `_cleared`."""
+        if self.objective == "makespan":
             parts = np.zeros(len(jobs))
             prices = market.clear(parts)
         else:
             along = self._relative_prices(market, view.at, memory)
-            ranks = np.array([weight_with_priority(1.0, job.spec.priority) for job in jobs])
             prices, parts = _cleared(market, _replaced(market, jobs, view.at), along, ranks)
-        return Quote(menu, market, prices, market.worths(prices, parts), credit)
+        return prices, market.worths(prices, parts)
 
     def _relative_prices(self, market: Market, at: float, memory: PolicyMemory) -> Floats | None:
         """Prices of device types relative to each other, refreshed when outdated; None with one device type."""
@@ -189,16 +199,16 @@ class Carpool(Policy):
         work[runs] *= _STARTED
         return work
 
-    def _assign(self, view: Snapshot, quote: Quote, trials: GroupTrials) -> tuple[ColocationGroups, Choices]:
-        """The co-location groups, and the option of each.
-
-        Sharing lowers prices, so groups are formed at the prices and well below; the assignment worth more counts.
-        """
+    def _assign(self, view: Snapshot, quote: Quote, memory: PolicyMemory) -> tuple[ColocationGroups, Choices]:
+        """The co-location groups, and the option of each."""
+        if self.shares_devices and self.together != 1 and view.estimates.predicts_retention:
+            return self._assign_lanes(view, quote, memory)
         menu, prices = quote.menu, quote.prices
-        values, stays = self._values(view, quote)
+        values, stays = self._values(view, quote, memory)
+        most = self.together or _UNPREDICTED
         found: list[tuple[float, ColocationGroups, Choices]] = []
-        for level in (prices, _WITH_GROUPS * prices):
-            groups = self._groups(view, quote, (values, stays), level, trials)
+        for level in (prices, _WITH_GROUPS * prices):  # sharing lowers prices; the assignment worth more counts
+            groups = form_groups(view, menu, quote.worths, values, stays, level, most=most, known=self._memo)
             choice = solve_knapsack(groups.values, menu.needs, menu.supply, level)
             runs = np.flatnonzero(choice != NONE)
             found.append((float(groups.values[runs, choice[runs]].sum()), groups, choice))
@@ -207,18 +217,28 @@ class Carpool(Policy):
         _, groups, choice = max(found, key=lambda each: each[0])
         return groups, choice
 
-    def _groups(
-        self, view: Snapshot, quote: Quote, valued: tuple[Floats, Floats], prices: Floats, trials: GroupTrials
-    ) -> ColocationGroups:
-        menu, market, (values, stays) = quote.menu, quote.market, valued
-        if self.shares_devices and self.together != 1 and view.estimates.predicts_retention:
-            moves = self._moves_s(view, menu.jobs)
-            bids = Bids(quote.worths, values, stays, market.seconds(), market.weights, moves)
-            return form_lane_groups(view, menu, bids, prices, trials, most=self.together or MOST)
-        most = self.together or _UNPREDICTED
-        return form_groups(view, menu, quote.worths, values, stays, prices, most=most, known=self._memo)
+    def _assign_lanes(self, view: Snapshot, quote: Quote, memory: PolicyMemory) -> tuple[ColocationGroups, Choices]:
+        """As `_assign`, with chosen shares: a block of jobs is priced as one job of their weights."""
+        menu, market = quote.menu, quote.market
+        bids = self._bids(view, quote, memory)
+        blocks = lane_blocks(view, menu, bids, memory.trials, most=self.together or MOST)
+        prices, worths = quote.prices, quote.worths.copy()
+        if blocks:
+            rows, joint = _with_blocks(market, blocks)
+            ranks = _ranks(menu.jobs) * _per_member(market, prices, blocks)
+            prices, found = self._prices(view, joint, [menu.jobs[row] for row in rows], ranks[rows], memory)
+            worths[rows] = found
+            bids = self._bids(view, quote._replace(worths=worths), memory)
+        groups = group_lanes(view, menu, bids, blocks, [float(worths[block.rows[0]]) for _, block in blocks])
+        return groups, solve_knapsack(groups.values, menu.needs, menu.supply, prices)
 
-    def _values(self, view: Snapshot, quote: Quote) -> tuple[Floats, Floats]:
+    def _bids(self, view: Snapshot, quote: Quote, memory: PolicyMemory) -> Bids:
+        market = quote.market
+        values, stays = self._values(view, quote, memory)
+        moves = self._moves_s(view, quote.menu.jobs)
+        return Bids(values, stays, market.seconds(), market.weights, moves)
+
+    def _values(self, view: Snapshot, quote: Quote, memory: PolicyMemory) -> tuple[Floats, Floats]:
         """[job, offer]: the value of moving there; [job]: the value of staying."""
         menu, market, worths = quote.menu, quote.market, quote.worths
         move = self._moves_s(view, menu.jobs)
@@ -229,7 +249,10 @@ class Carpool(Policy):
         stick = np.where(menu.is_sure, _STAYS, self.trust)
         rest_here = np.clip(market.work / np.maximum(menu.stay_rates, 1e-30), _TINY, self.horizon_s)
         stays = worths * menu.stay_rates * stick * (1.0 + np.minimum(1.0, move / rest_here))
-        return values, stays
+        least = np.where(values > 0.0, values, np.inf).min(axis=1)  # of all sizes alike: it may still grow and shrink
+        able = runs & np.isfinite(least)
+        extra = np.where(able, memory.clocks.reluctance(menu.jobs, view.at) - 1.0, 0.0) * np.where(able, least, 0.0)
+        return np.where(values > 0.0, values + extra[:, None], 0.0), stays + extra
 
     def _moves_s(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
         """[job]: seconds that a move costs, lost work included; irrelevant for jobs that hold nothing."""
@@ -261,10 +284,40 @@ def _lengths(menu: Menu, work: Floats) -> Floats:
     return np.asarray(np.where(np.isfinite(found), found, 0.0))
 
 
+def _with_blocks(market: Market, blocks: Sequence[tuple[int, Block]]) -> tuple[list[int], Market]:
+    """The rows of single jobs and of the first job of each block, and the market in which these stand for all."""
+    rates, weights, work = market.rates.copy(), market.weights.copy(), market.work.copy()
+    for column, block in blocks:
+        first = block.rows[0]
+        rates[first] = 0.0
+        rates[first, column], work[first] = 1.0, block.end_s
+        weights[first] = market.weights[list(block.rows)].sum()
+    gone = {row for _, block in blocks for row in block.rows[1:]}
+    rows = [row for row in range(len(work)) if row not in gone]
+    return rows, Market(rates[rows], market.needs, market.supply, weights[rows], work[rows])
+
+
+def _ranks(jobs: Sequence[Job]) -> Floats:
+    """[job]: the factor of its priority."""
+    return np.array([weight_with_priority(1.0, job.spec.priority) for job in jobs])
+
+
+def _per_member(market: Market, prices: Floats, blocks: Sequence[tuple[int, Block]]) -> Floats:
+    """[job]: factors that order blocks among jobs by their time over their weight.
+
+    A bill is the time times 1 + price / weight; for a block the weight is that of its mean member here.
+    """
+    found = np.ones(len(market.work))
+    for column, block in blocks:
+        weight, price = float(market.weights[list(block.rows)].sum()), float(market.needs[column] @ prices)
+        found[block.rows[0]] = (weight + price) / (weight / len(block.rows) + price)
+    return found
+
+
 def _cleared(market: Market, replaced: Floats, along: Floats | None, ranks: Floats) -> tuple[Floats, Floats]:
     """Prices, and per job the fraction of its price still charged when it ends; found by iteration.
 
-    `ranks` [job] are the factors of priorities: a job of higher priority is taken to end before others of its length.
+    `ranks` [job] are factors: a job of higher rank is taken to end before others of its length.
     """
     parts = np.full(len(market.work), 0.5)
     prices = market.clear(parts, along=along)

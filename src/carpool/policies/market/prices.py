@@ -249,8 +249,8 @@ class KindPrices(NamedTuple):
 
     @property
     def along(self) -> Floats | None:
-        """The direction of prices; None if all are 0."""
-        return np.array(self.costs) if max(self.costs) > 0.0 else None
+        """The direction of prices; None if all are 0. Duals may be negative by rounding."""
+        return np.maximum(self.costs, 0.0) if max(self.costs) > 0.0 else None
 
 
 def relative_prices(market: Market, at: float) -> KindPrices:

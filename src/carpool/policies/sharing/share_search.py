@@ -16,6 +16,7 @@ _LEAST = 1e-6
 _STARTS = 3  # equal vectors that the search climbs from
 _UNSURE = 0.25  # relative spread from which a rate is a guess
 _MODERATE = 1.5  # sum of equal shares at which sharing is usually best
+_TIE = 1e-6  # worth of throughput where the slowest job is equally fast
 _MOVES = 64  # search rounds at most; each improves, so this only guards against rounding
 
 
@@ -59,7 +60,17 @@ def raw(weights: Sequence[float], values: Sequence[float]) -> float:
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
 
+def barrier(weights: Sequence[float], values: Sequence[float]) -> float:
+    """Inverse of the time until the last job is done, if each weight is a job's seconds of work alone: 1 / max D/P.
+
+    Among vectors that are equal in that, the one with the larger throughput wins.
+    """
+    slowest = min(v / w for w, v in zip(weights, values, strict=True))
+    return slowest * (1.0 + _TIE * sum(values))
+
+
 OBJECTIVES: Mapping[str, Callable[[Sequence[float], Sequence[float]], float]] = {"fair": fair, "raw": raw}
+_BY_NAME = {**OBJECTIVES, "barrier": barrier}  # which is no objective of a policy: its weights are seconds
 
 
 @dataclass(slots=True)
@@ -76,7 +87,7 @@ class ShareSearch:
     asked: int = 0  # vectors evaluated
 
     def value(self, values: Sequence[float]) -> float:
-        return OBJECTIVES[self.objective]([tenant.spec.weight for tenant in self.tenants], values)
+        return _BY_NAME[self.objective]([tenant.spec.weight for tenant in self.tenants], values)
 
     @property
     def is_guess(self) -> bool:

@@ -187,7 +187,7 @@ def read_profile(path: Path) -> Profile:
         ) from None
     except UnicodeDecodeError:
         raise InputError("is no text", where=str(path), way_out="Make a profile with carpool profile.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"is no profile: {type(error).__name__}: {error}", where=str(path), way_out="Make one with carpool profile."
         ) from None
