@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # Distributions whose module has another name.
 MODULES = {"nvidia-ml-py": "pynvml", "pillow": "PIL", "scikit-learn": "sklearn"}
 # Of the extra `dev`: run as commands or plugins, or read by other tools.
-TOOLS = {"hatchling", "import-linter", "mypy", "pytest-xdist", "ruff", "scipy-stubs"}
+TOOLS = {"hatchling", "import-linter", "mkdocs-material", "mypy", "pytest-xdist", "ruff", "scipy-stubs"}
 # Imported where the user has it, with an error that names it where not.
 OPTIONAL = {"PIL"}
 DEV = "dev"

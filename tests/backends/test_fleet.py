@@ -113,16 +113,24 @@ def test_a_release_goes_to_the_holder_or_to_all() -> None:
     assert router.route(Release(A, 3)) == Routed({"n0": Release(A, 3)})
 
 
-def test_a_job_on_two_nodes_is_released_on_both() -> None:
+def test_a_job_across_nodes_is_led_by_the_holder_of_its_state() -> None:
     router = OrderRouter(NAMES, owner)
-    both = Assign(A, Allocation.of(0, 1), 1)
-    assert router.route(both) == Routed({"n0": both, "n1": both})
-    assert router.route(Release(A, 2)) == Routed(dict.fromkeys(("n0", "n1"), Release(A, 2)))
+    assert router.route(on(1, 1)) == Routed({"n1": on(1, 1)})
+    wide = Assign(A, Allocation.of(0, 1), 2)
+    assert router.route(wide) == Routed({"n1": wide})
+    assert router.route(on(1, 3)) == Routed({"n1": on(1, 3)}), "narrower again, nothing moves"
+    assert router.route(Release(A, 4)) == Routed({"n1": Release(A, 4)})
+    elsewhere = Assign(A, Allocation.of(0, 2), 5)
+    assert router.route(elsewhere) == Routed({}, ("n1",))
+    assert router.on_handed_over("n1", A) == elsewhere
+    assert router.route(elsewhere) == Routed({"n0": elsewhere}), "the first device's owner"
+    assert router.is_stale("n2", AssignApplied(A, 5, 0.0)), "a lender reports nothing"
 
 
 moves = st.lists(
     st.one_of(
         st.tuples(st.just("assign"), st.integers(0, 2)),
+        st.tuples(st.just("span"), st.integers(0, 2)),
         st.tuples(st.just("release"), st.just(0)),
         st.tuples(st.just("handed over"), st.integers(0, 2)),
         st.tuples(st.just("lost"), st.integers(0, 2)),
@@ -141,6 +149,9 @@ def test_never_do_two_executors_run_a_job(events: list[tuple[str, int]]) -> None
         freed: list[Assign] = []
         if what == "assign":
             newest = on(number, generation)
+            sent = router.route(newest)
+        elif what == "span":
+            newest = Assign(A, Allocation.of(*({0, 1, 2} - {number})), generation)
             sent = router.route(newest)
         elif what == "release":
             newest = Release(A, generation)

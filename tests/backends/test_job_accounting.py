@@ -4,6 +4,8 @@ from carpool.backends.job_accounting import JobAccount, JobAccounting
 from carpool.core.messages import (
     Change,
     Fact,
+    JobCrashed,
+    JobFinished,
     JobPaused,
     JobResumed,
     JobSubmitted,
@@ -11,6 +13,7 @@ from carpool.core.messages import (
     Planned,
     ProgressReported,
     Record,
+    WeightChanged,
 )
 from carpool.core.model import Allocation, JobId, JobSpec, NodeId
 from carpool.core.topology import Cluster
@@ -62,3 +65,39 @@ def test_a_lost_node_takes_off_only_the_jobs_on_it() -> None:
     held = {job: account.held for job, account in accounting.accounts.items()}
     assert held == {"a": None, "b": None, "c": Allocation.of(3)}
     assert [account.held_s for account in accounting.accounts.values()] == [5.0, 5.0, 0.0]
+
+
+def causes(facts: list[Fact], *changes: Change) -> dict[JobId, str]:
+    """The causes of a plan on a machine where a holds devices 0 and 1, and b holds 2."""
+    accounting = JobAccounting(CLUSTER)
+    specs = [JobSpec(JobId(name)) for name in ("a", "b", "c")]
+    begin = Planned("two fit", (Change(JOB, Allocation.of(0, 1)), Change(JobId("b"), Allocation.of(2))))
+    accounting.record(Record(0.0, [JobSubmitted(spec) for spec in specs], begin))
+    accounting.record(Record(1.0, facts, Planned("prices; more prices", changes)))
+    return {change.job: accounting.accounts[change.job].decisions[-1].summary for change in changes}
+
+
+def test_a_start_names_the_job_whose_end_made_room() -> None:
+    ended = JobFinished(JobId("b"), generation=1)
+    assert causes([ended], Change(JobId("c"), Allocation.of(2))) == {"c": "b finished"}
+
+
+def test_a_preemption_and_a_start_name_each_other() -> None:
+    changes = Change(JobId("b"), None), Change(JobId("c"), Allocation.of(2))
+    assert causes([], *changes) == {"b": "c starts there", "c": "b is preempted"}
+
+
+def test_a_job_that_shrinks_names_the_job_that_takes_the_device() -> None:
+    changes = Change(JOB, Allocation.of(0)), Change(JobId("c"), Allocation.of(1))
+    assert causes([], *changes)[JOB] == "c starts there"
+
+
+def test_without_another_job_the_plans_first_clause_is_the_cause() -> None:
+    assert causes([], Change(JobId("c"), Allocation.of(3))) == {"c": "prices"}
+
+
+def test_crashes_and_changes_by_the_user_are_in_the_story() -> None:
+    crash = JobCrashed(JOB, generation=1, done=30.0, error="CUDA error 700")
+    account = kept(Record(1.0, [WeightChanged(JOB, 4.0)]), Record(2.0, [crash]))
+    assert account.restarts == 1
+    assert ["weight changed to 4" in account.story[0][1], "CUDA error 700" in account.story[1][1]] == [True, True]

@@ -21,8 +21,8 @@ SPEC = JobSpec(JobId("a"), max_devices=4)
 OTHER = JobSpec(JobId("b"), max_devices=4)
 
 
-def running(spec: JobSpec, *devices: int, done: float = 0.0) -> Job:
-    held = Allocation.of(*devices)
+def running(spec: JobSpec, *devices: int, done: float = 0.0, fraction: float = 1.0) -> Job:
+    held = Allocation.of(*devices, fraction=fraction)
     return Job(spec, 0, 0.0, Phase.RUNNING, held, 1, held, 1, done=done)
 
 
@@ -125,6 +125,16 @@ def test_reports_correct_a_profile_everywhere() -> None:
     assert live.rate(SPEC, on(2)).mean == pytest.approx(0.5 / 0.06)
 
 
+def test_a_width_that_an_earlier_run_measured_counts_more_than_scaling_from_another() -> None:
+    seen = (Measurement("cpu1", 1, 32, steps=1000, step_s=0.002),)
+    profile = Profile("n.py:n", {}, "", 32, 320, stop_epochs=2, measurements=seen)
+    live = OnlineEstimator(CLUSTER, {}, {SPEC.id: ProfileRateModel.of(profile)})
+    assert live.rate(SPEC, on(2)).mean > live.rate(SPEC, on(1)).mean, "wider is expected to be faster"
+    learned(live, SPEC, 90.0, 0, 1)
+    assert live.rate(SPEC, on(2)).mean == pytest.approx(90.0)
+    assert live.rate(SPEC, on(1)).mean == pytest.approx(500.0)
+
+
 def test_a_kind_without_measurements_is_compared_with_one_that_has_some() -> None:
     live = profiled(cpu1=1.0, cpu2=2.0)
     assert live.rate(SPEC, on(1, kind="cpu2")).mean == pytest.approx(20.0)
@@ -215,6 +225,24 @@ def test_what_is_measured_beside_others_says_nothing_of_alone() -> None:
 
 TUNED = JobSpec(JobId("t"), batch_size=32, batch_range=(8, 128))
 KIND = Kind("cpu1")
+
+
+def test_a_rate_alone_with_another_share_is_a_base_for_what_a_group_keeps() -> None:
+    kind = Kind("H200")
+    live = OnlineEstimator(Cluster.build([(1, 1, kind)]))
+    other = replace(SPEC, id=JobId("other"))
+    probed = running(SPEC, 0, fraction=0.8)
+    live.learn(0.0, probed, ProgressReported(SPEC.id, 1, 1.0, 10.0, alone=True))
+    live.neighbours_of = lambda job: (Neighbour(other, 0.25),)
+    shared = running(SPEC, 0, fraction=0.25)
+    for step in range(10):
+        live.learn(1.0 + step, shared, ProgressReported(SPEC.id, 1, 2.0 + step, 4.0))
+    base = live.rate_alone(SPEC, Placement(((kind, 1),), 0.25))
+    assert base == (10.0, 0.8)
+    kept = live.retention(kind, [[(SPEC, 0.25, 0), (other, 0.25, 0)]])[0][0]
+    under_cap = live.predicted_retention(SPEC, Placement(((kind, 1),), 0.8))
+    assert kept.mean == pytest.approx(0.4 * under_cap.mean)
+    assert kept.std >= 0.4 * under_cap.std, "the cap's effect is only predicted"
 
 
 def tuned(rate: float, batch_size: int = 0, noise: float | None = None) -> tuple[Job, ProgressReported]:

@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 import pytest
 
-from carpool.core.messages import PolicyChanged
-from carpool.core.model import JobId, JobSpec, Phase
+from carpool.core.messages import NodeDrained, PolicyChanged
+from carpool.core.model import JobId, JobSpec, NodeId, Phase
 from carpool.core.topology import Cluster
 from carpool.dashboard.actions import token_for
-from carpool.dashboard.pages import PAGES
+from carpool.dashboard.pages import MAX_NODES, PAGES
 from carpool.service.auth import Principal, Role
 from carpool.service.http.auth_middleware import HEADERS
 from carpool.sim.traces.trace import Arrival
@@ -65,6 +65,17 @@ def test_every_page_and_panel_responds(open_dashboard: Any) -> None:
         assert (await dashboard.client.get("/cluster?panel=nonsense")).status_code == 404
 
     play(open_dashboard, act, job("a", array="a"), job("b", devices=2), job("c", after=(JobId("a"),)))
+
+
+def test_the_cluster_page_lists_nodes_those_out_of_service_first(open_dashboard: Any) -> None:
+    async def act(dashboard: Any) -> None:
+        await dashboard.service._model.loop.apply(NodeDrained(NodeId(MAX_NODES)))
+        panel = (await dashboard.client.get("/cluster", params={"panel": "nodes"})).text
+        states = re.findall(r'data-id="node [^"]+".*?(drained|idle)</td></tr>', panel)
+        assert states == ["drained", *["idle"] * (MAX_NODES - 1)]
+        assert "1 more" in panel
+
+    play(open_dashboard, act, cluster=Cluster.build([(MAX_NODES + 1, 2, "V100")]))
 
 
 def test_pages_of_a_daemon_without_jobs(open_dashboard: Any) -> None:

@@ -95,6 +95,15 @@ def rows(timeline: Timeline) -> list[TimelineRow]:
     return [row for _, group in timeline.groups for row in group]
 
 
+def test_averages_leave_out_the_time_before_the_daemon_and_after_now() -> None:
+    spans = [SpanView(0, "a", 1.0, 60.0, 70.0)]
+    whole = draw_timeline([device(0)], spans, WINDOW, 100.0, UTC)
+    late = draw_timeline([device(0)], spans, WINDOW, 80.0, UTC, begins_at=60.0)
+    assert whole.mean_utilisation == pytest.approx(0.1, abs=0.02)
+    assert late.mean_utilisation == pytest.approx(0.5, abs=0.02)
+    assert late.observed_s == 20.0
+
+
 def test_few_devices_have_a_row_each() -> None:
     timeline = drawn([device(number) for number in range(8)], [SpanView(5, "a", 0.5, 10.0, 60.0)])
     assert [name for name, _ in timeline.groups] == ["n0", "n1"]

@@ -13,7 +13,8 @@ from carpool.core.model import JobSpec
 from carpool.core.topology import Cluster
 from carpool.jobs.devices import as_cluster, parse_devices
 from carpool.jobs.feasibility import check_fit
-from carpool.jobs.job_file import KEYS, JobFile, parse_deadline, read_jobs
+from carpool.jobs.job_file import JobFile, parse_deadline, read_jobs
+from carpool.jobs.job_keys import KEYS
 from carpool.jobs.program import Program
 
 ENTRY = "def mlp(lr=0.1, *, width=8):\n    pass\n\n\ndef cnn(**more):\n    pass\n\n\nmade = mlp\n"
@@ -176,7 +177,7 @@ BAD = [
     (HEAD + "args = { rl = 1 }", ["unknown argument of mlp 'rl'", "lr"]),
     (HEAD + "args = 3", ["args is 3", "table"]),
     (HEAD + "args = { lr = 2020-01-01 }", ["args", "finite numbers"]),
-    (HEAD + "weight = 0", ["weight is 0", "above 0"]),
+    (HEAD + "weight = 0", ["weight is 0", "from 1e-06"]),
     (HEAD + "weight = nan", ["weight is nan"]),
     (HEAD + "devices = 0.5", ["devices is 0.5", "integer"]),
     (HEAD + "devices = true", ["devices is True"]),
@@ -190,6 +191,8 @@ BAD = [
     (HEAD + "exact = true\nshards = 2\nmax_devices = 4", ["max_devices is 4, shards is 2"]),
     (HEAD + "exact = 1", ["exact is 1", "true or false"]),
     (HEAD + "exact = true\nsync_batchnorm = true", ["sync_batchnorm = true", "exact = true", "Remove one"]),
+    (HEAD + "sync_batchnorm = true\nmax_nodes = 2", ["max_nodes is 2", "sync_batchnorm"]),
+    ('[[job]]\nname = "a"\ncommand = ["true"]\nmax_nodes = 2', ["max_nodes is 2", "command"]),
     (HEAD + "batch = { tune = true }", ["tune = true needs min and max"]),
     (HEAD + "batch = { tune = true, min = 9, max = 3 }", ["min is 9, max is 3"]),
     (HEAD + "batch = { per = 'node' }", ["per is 'node'", "'device'"]),
@@ -245,7 +248,7 @@ def test_memory_beyond_the_ram_of_a_cpu_machine_is_refused(home: Path) -> None:
     file = read(home, HEAD + 'memory = "6000GiB"')
     check_fit(file.jobs, TWO)  # its RAM is unknown
     node = replace(TWO.nodes[0], resources=HostResources(2, 1 << 34))
-    with pytest.raises(InputError, match=str(1 << 34)):
+    with pytest.raises(InputError, match=r"6000 GiB.* 16 GiB"):
         check_fit(file.jobs, Cluster((node,)))
 
 

@@ -82,6 +82,33 @@ def test_reasons_hide_the_names_of_jobs_of_other_users(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_why_keeps_the_wait_but_hides_the_names_of_jobs_of_other_users(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_service(tmp_path) as rig:
+            service = rig.service
+            await service.submit(BEN, [listed("secret-project.v2", devices=2)])
+            await service.submit(ADA, [listed("a")])
+            told = service.why(ADA, "a")
+            assert "secret" not in told
+            assert "waits behind another user's job (" in told
+            assert "then gets cpu:0" in told
+            assert "secret-project.v2" in service.why(ADMIN, "a")
+
+    asyncio.run(scenario())
+
+
+def test_why_of_a_preempted_job_ends_with_what_its_executor_reported(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_service(tmp_path) as rig:
+            service = rig.service
+            await service.submit(ADA, [listed("a")])
+            await service.pause(ADA, "a")
+            rig.read_model.accounting.tell(rig.read_model.now(), JobId("a"), "parked: its processes are stopped")
+            assert service.why(ADA, "a").endswith("; parked: its processes are stopped")
+
+    asyncio.run(scenario())
+
+
 def test_only_an_admin_drains_a_node_which_then_gets_no_job(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_service(tmp_path, a=1000) as rig:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.runtime.executor.client import ExecutorOptions, ExecutorSocket
@@ -137,10 +139,25 @@ def hosts_of(*agents: AgentProcess, lease_s: float = 30.0, ports: dict[str, int]
     return HostsFile(tuple(hosts), lease_s)
 
 
+class ShiftedClock:
+    """The monotonic clock with time that has not passed: leases end when a test says so."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+
 @asynccontextmanager
-async def fleet_daemon(state: Path, hosts: HostsFile, policy: str = "fifo") -> AsyncIterator[DaemonInstance]:
-    """A daemon over the machines of a hosts file, which is stopped in the end."""
-    members = await remote_members(hosts, state)
+async def fleet_daemon(
+    state: Path, hosts: HostsFile, policy: str = "fifo", *, leave_running: bool = False, **options: Any
+) -> AsyncIterator[DaemonInstance]:
+    """A daemon over the machines of a hosts file, which is stopped in the end; `options` of `remote_members`."""
+    members = await remote_members(hosts, state, **options)
     daemon = DaemonInstance.open(DaemonOptions(state, (), "1", policy, "fifo", options=OPTIONS, members=members))
     try:
         await daemon.start()
@@ -148,7 +165,7 @@ async def fleet_daemon(state: Path, hosts: HostsFile, policy: str = "fifo") -> A
         try:
             yield daemon
         finally:
-            daemon.stop()
+            daemon.stop(leave_running=leave_running)
             await running
     finally:
         daemon.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from math import hypot
 from typing import NamedTuple, Protocol
 
 from carpool.core.estimates import Estimate, MixEntry
@@ -87,9 +88,9 @@ class GroupRetention:
         alone = None if there is None else self._rates.rate_alone(spec, placement)
         if there is None or alone is None or there.std > _SETTLED * there.mean:
             return None
-        under_cap = self.predicted(spec, Placement(placement.groups, alone.share, placement.batch_size)).mean
-        kept = min(1.0, there.mean / alone.rate * under_cap)
-        return Estimate(kept, kept * there.std / there.mean)
+        under_cap = self.predicted(spec, Placement(placement.groups, alone.share, placement.batch_size))
+        kept = min(1.0, there.mean / alone.rate * under_cap.mean)
+        return Estimate(kept, kept * hypot(there.std / there.mean, under_cap.std / under_cap.mean))
 
     def _sharer(self, kind: Kind, spec: JobSpec, fraction: float, batch_size: int) -> Sharer:
         model = (spec.model, batch_size or spec.batch_size)

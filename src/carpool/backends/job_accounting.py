@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
 from carpool.backends.metric_summary import MetricSummaries
-from carpool.core.lifecycle import requires_release, updated_spec
+from carpool.core.lifecycle import describe_update, requires_release, updated_spec
 from carpool.core.messages import (
     AssignApplied,
+    Change,
     DeadlineMissed,
     Fact,
     JobCancelled,
@@ -39,7 +40,13 @@ class AllocationEntry:
 
     at: float
     allocation: Allocation | None
-    reason: str
+    reason: str  # of the whole plan
+    cause: str = ""  # the jobs whose end or start made it necessary or possible; empty: none known
+
+    @property
+    def summary(self) -> str:
+        """The cause, else the first clause of the plan's reason."""
+        return self.cause or self.reason.partition("; ")[0]
 
 
 @dataclass(slots=True)
@@ -60,6 +67,8 @@ class JobAccount:
     loss: float | None = None
     own_batch: int = 0  # batch size of the training once it is loaded; 0: unknown
     error: str = ""
+    warning: str = ""  # the newest of its executor
+    restarts: int = 0  # after crashes and lost nodes
     outcome: Outcome | None = None
     metrics: MetricSummaries = field(default_factory=MetricSummaries)
     decisions: list[AllocationEntry] = field(default_factory=list)
@@ -106,11 +115,15 @@ class JobAccounting:
 
     def record(self, record: Record) -> None:
         self.at = record.at
+        if record.planned is None or not record.planned.changes:
+            for fact in record.facts:
+                self._take(record.at, fact)
+            return
+        ended = self._device_holders([getattr(fact, "job", None) for fact in record.facts])
         for fact in record.facts:
             self._take(record.at, fact)
-        if record.planned is None or not record.planned.changes:
-            return
         self.reason = record.planned.reason
+        causes = self._causes(record.planned.changes, ended)
         for change in record.planned.changes:
             if change.job not in self.accounts:
                 continue
@@ -118,12 +131,48 @@ class JobAccounting:
             account.hold(record.at, change.allocation)
             account.phase = Phase.WAITING if change.allocation is None else Phase.RUNNING
             account.rate = 0.0 if change.allocation is None else account.rate
-            account.decisions.append(AllocationEntry(record.at, change.allocation, record.planned.reason))
+            account.decisions.append(
+                AllocationEntry(record.at, change.allocation, record.planned.reason, causes[change.job])
+            )
+
+    def _device_holders(self, jobs: Iterable[JobId | None]) -> dict[int, JobId]:
+        """Devices of jobs that facts are about, with these jobs."""
+        known = [self.accounts[job] for job in jobs if job in self.accounts]
+        return {device: each.spec.id for each in known if each.held is not None for device in each.held.devices()}
+
+    def _causes(self, changes: Sequence[Change], before: Mapping[int, JobId]) -> dict[JobId, str]:
+        """For each change of a plan, the other jobs that gave up or took its devices at that instant."""
+        taken: dict[int, JobId] = {}
+        released: dict[int, JobId] = {}
+        for job, allocation, _ in changes:
+            if allocation is None:
+                released |= self._device_holders([job])
+            else:
+                held = set(self._device_holders([job]))
+                taken |= {device: job for device in allocation.devices() if device not in held}
+        freed = {device: job for device, job in before.items() if self.accounts[job].held is None}
+        return {change.job: self._cause(change, taken, released, freed) for change in changes}
+
+    def _cause(
+        self, change: Change, taken: Mapping[int, JobId], released: Mapping[int, JobId], freed: Mapping[int, JobId]
+    ) -> str:
+        """Such as ``b finished``, ``a is preempted`` or, of a job that loses devices, ``c starts there``."""
+        account = self.accounts.get(change.job)
+        before = set() if account is None or account.held is None else set(account.held.devices())
+        after = set() if change.allocation is None else set(change.allocation.devices())
+        starting = _names_on(taken, before - after)
+        if starting:
+            return f"{starting} {'starts' if ' ' not in starting else 'start'} there"
+        ended = {device: f"{job} {_ENDINGS.get(self.accounts[job].phase, 'stopped')}" for device, job in freed.items()}
+        preempted = {device: f"{job} is preempted" for device, job in released.items() if job != change.job}
+        return _names_on({**ended, **preempted}, after - before)
 
     def take(self, at: float, report: Report) -> None:
         match report:
-            case Told(job=job, words=words):
+            case Told(job=job, words=words, is_warning=is_warning):
                 self.tell(at, job, words)
+                if is_warning and job in self.accounts:
+                    self.accounts[job].warning = words
             case Sized(job=job, batch_size=batch_size) if job in self.accounts:
                 self.accounts[job].own_batch = batch_size
             case Evaluation(job=job, step=step, metrics=metrics) if job in self.accounts:
@@ -175,6 +224,7 @@ class JobAccounting:
             case WeightChanged(job=job) | LimitsChanged(job=job) | ResumabilityChanged(job=job):
                 account = self.accounts[job]
                 account.spec = updated_spec(account.spec, fact)
+                self.tell(at, job, describe_update(fact))
                 if requires_release(fact, account.held):
                     self._take_off(at, account)
             case DeadlineMissed(job=job):
@@ -192,8 +242,8 @@ class JobAccounting:
                 self.tell(at, job, reason or "paused by the user")
             case JobResumed(job=job, reason=reason):
                 self.tell(at, job, reason or "resumed by the user")
-            case JobCrashed(job=job):
-                self._take_off(at, self.accounts[job])
+            case JobCrashed(job=job, error=error, done=done):
+                self._lose_devices(at, self.accounts[job], f"crashed; {done:.6g} steps are saved: {error}")
             case NodeJoined(name=name, banks=banks):
                 if all(node.name != name for node in self._cluster.nodes):
                     self._cluster = self._cluster.joined(name, banks)
@@ -204,7 +254,12 @@ class JobAccounting:
         lost = set(self._cluster.nodes[node].devices) if node < len(self._cluster.nodes) else set()
         for account in self.accounts.values():
             if account.held is not None and not lost.isdisjoint(account.held.devices()):
-                self._take_off(at, account)
+                self._lose_devices(at, account, f"lost its devices: node {self._cluster.nodes[node].name} was lost")
+
+    def _lose_devices(self, at: float, account: JobAccount, words: str) -> None:
+        self.tell(at, account.spec.id, words)
+        account.restarts += 1
+        self._take_off(at, account)
 
     def _take_off(self, at: float, account: JobAccount) -> None:
         account.hold(at, None)
@@ -214,6 +269,15 @@ class JobAccounting:
         account = self.accounts[job]
         account.hold(at, None)
         account.phase, account.ended_at, account.rate = phase, at, 0.0
+
+
+_ENDINGS = {phase: str(phase) for phase in Phase if phase.is_over}
+
+
+def _names_on(names: Mapping[int, str], devices: Collection[int]) -> str:
+    """The names at these devices, each once."""
+    found = dict.fromkeys([names[device] for device in sorted(devices) if device in names])
+    return " and ".join(filter(None, [", ".join([*found][:-1]), *[*found][-1:]]))
 
 
 Json = dict[str, object]

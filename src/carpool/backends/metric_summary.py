@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from carpool.core.typed_fields import Amount, Measured, decode_value
+from carpool.jobs.untrusted_file import open_untrusted
 
 LOSS = "loss"  # of training; an evaluated metric of this name replaces it
 _MAX_NAMES = 64
+_MAX_BYTES = 1 << 26  # of a file that are read, its last ones
 
 
 class MetricPoint(NamedTuple):
@@ -73,27 +78,41 @@ class MetricSummaries:
             self.by_name[name] = (known or MetricSummary(point)).followed_by(point)
 
 
-def read_summaries(path: Path) -> MetricSummaries:
-    """The summaries of a ``metrics.jsonl``; damaged lines are skipped."""
-    summaries = MetricSummaries()
-    for row in _rows(path):
-        try:
-            summaries.add_loss(row["step"], row.get("loss"))
-            summaries.add(int(row["step"]), dict(row.get("metrics") or {}))
-        except (KeyError, TypeError, ValueError, OverflowError):
-            continue
-    return summaries
+class MetricReport(NamedTuple):
+    """One line of a ``metrics.jsonl``."""
+
+    step: int
+    loss: float | None
+    metrics: Mapping[str, float]
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_metric_reports(path: Path) -> Iterator[MetricReport]:
+    """The lines of a ``metrics.jsonl``, which its job can replace by anything; what is none is skipped."""
     try:
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(row, dict):
-                    yield row
+        with os.fdopen(open_untrusted(path), "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _MAX_BYTES))
+            for line in file.read(_MAX_BYTES).splitlines():
+                if (report := _report(line)) is not None:
+                    yield report
     except OSError:
         return
+
+
+def _report(line: bytes) -> MetricReport | None:
+    try:
+        row = json.loads(line)
+        step = decode_value(Amount, row["step"], "row.step")
+        loss = decode_value(Measured | None, row.get("loss"), "row.loss")
+        metrics = decode_value(Mapping[str, Measured], row.get("metrics") or {}, "row.metrics")
+        return MetricReport(int(step), loss, metrics)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def read_summaries(path: Path) -> MetricSummaries:
+    """The summaries of a ``metrics.jsonl``."""
+    summaries = MetricSummaries()
+    for report in read_metric_reports(path):
+        summaries.add_loss(report.step, report.loss)
+        summaries.add(report.step, report.metrics)
+    return summaries

@@ -26,6 +26,7 @@ from carpool.runtime.executor.reports import Report, Sized
 _LATEST = 0.4  # weight of the newest measurement
 _SERIAL = 0.1  # serial fraction of a step until measured: rate(n) = n / (1 + 0.1·(n − 1))
 _TYPICAL_S = 120.0  # length of an unknown job while no other is known
+_SEEN = "measured"  # basis of a rate of a profile in exactly that setting
 _UNSURE = 0.5  # relative spread of a guess
 _LEAST = 0.1  # least relative spread of a rate that was not measured
 _FIXED = 0.5  # part of a step's time that is independent of its batch, until measured
@@ -144,6 +145,10 @@ class OnlineEstimator(Estimator):
         near = self._nearest(key)
         if near is None:
             return self.first_belief(spec, placement).rate
+        first = self.first_belief(spec, placement)
+        there = self.first_belief(spec, self._placements[near])
+        if first.basis == _SEEN != there.basis:  # by an earlier run, which tells more than scaling from here
+            return first.rate
         step = self._step_time(key)
         if step is not None:
             return Estimate(1.0 / step.mean, step.std / step.mean**2)
@@ -153,9 +158,7 @@ class OnlineEstimator(Estimator):
             if faster is not None:
                 guess = self._rates[near].mean * faster.mean
                 return Estimate(guess, guess * max(_LEAST, faster.std / faster.mean))
-        first = self.first_belief(spec, placement).rate
-        there = self.first_belief(spec, self._placements[near]).rate
-        guess = self._rates[near].mean * first.mean / there.mean
+        guess = self._rates[near].mean * first.rate.mean / there.rate.mean
         return Estimate(guess, guess * _UNSURE)
 
     def knows_scale(self, spec: JobSpec) -> bool:
@@ -203,8 +206,8 @@ class OnlineEstimator(Estimator):
         return Traits(None if alone is None else 1.0 / alone.rate, memory)
 
     def rate_alone(self, spec: JobSpec, placement: Placement) -> RateAlone | None:
-        """A rate measured without neighbours, on whole devices or else with the share; None: unknown."""
-        for share in (1.0, placement.fraction):
+        """A rate measured without neighbours, on whole devices or else with the nearest share; None: unknown."""
+        for share in (1.0, *self._shares_alone(spec, placement)):
             known = self.measured(spec, Placement(placement.groups, share, placement.batch_size))
             if known is not None:
                 return RateAlone(known.mean, share)
@@ -213,6 +216,11 @@ class OnlineEstimator(Estimator):
         believed = None if profile is None else profile.rate(whole, self.own_batch(spec))
         is_known = believed is not None and believed.basis in ("measured", "fitted")
         return RateAlone(believed.rate.mean, 1.0) if believed is not None and is_known else None
+
+    def _shares_alone(self, spec: JobSpec, placement: Placement) -> list[float]:
+        """Shares with which the job ran without neighbours there, the nearest to that of the placement first."""
+        found = {key[2] for key in self._of_job.get(spec.id, ()) if key[1] == placement.groups and not key[4]}
+        return sorted(found, key=lambda share: (abs(share - placement.fraction), share))
 
     def memory(self, spec: JobSpec, batch_size: int = 0) -> int:
         profile = self._profiles.get(spec.id)

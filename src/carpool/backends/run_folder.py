@@ -153,14 +153,16 @@ class RunFolder:
         append_untrusted(self.job(job) / file, line.encode() + b"\n")
 
     def rows(self, job: JobId, file: str) -> Iterator[Mapping[str, Any]]:
-        """The lines of such a file; torn ones are skipped."""
+        """The objects in the lines of such a file; torn lines and others are skipped."""
         try:
             content = read_untrusted(self.job(job) / file, _MAX_ROWS_BYTES)
         except OSError:
             return
         for line in content.decode("utf-8", "replace").splitlines():
             with suppress(ValueError, RecursionError):
-                yield json.loads(line)
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from carpool.core.errors import CarpoolError, InputError, UnknownName
 _SECTIONS = {  # heading of `carpool --help` -> verb -> summary
     "Jobs on this machine": {
         "run": "Run the jobs of a file on this machine's devices.",
+        "federate": "Train several models on the data of many devices (federated learning).",
         "plan": "Forecast where each job would run and when it would end.",
         "profile": "Measure a training's step rate and memory use.",
         "replay": "Simulate a recorded run and compare with what happened.",
@@ -25,6 +26,7 @@ _SECTIONS = {  # heading of `carpool --help` -> verb -> summary
         "get": "Copy a job's weights, metrics and log.",
         "explain": "Show a job's history: decisions, reasons and measurements.",
         "why": "Show why a job waits, or why it has its current devices.",
+        "slurm": "Run jobs on a Slurm cluster, in as many allocations as it takes.",
         "doctor": "Check what this machine supports.",
         "demo": "Run four trainings one after another and shared, and compare.",
     },

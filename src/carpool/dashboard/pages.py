@@ -30,7 +30,7 @@ from carpool.service.service import SchedulerService
 LOG_TAIL_BYTES = 32_768
 DECISIONS_PER_PAGE = 40
 MAX_SWEEPS = 200
-MAX_SOON, MAX_LATEST = 8, 6  # rows below the timeline
+MAX_SOON, MAX_LATEST, MAX_NODES = 8, 6, 16  # rows below the timeline
 
 _CHUNK = 1000  # jobs loaded before the event loop gets a turn
 _GROUPS = ((Phase.RUNNING,), (Phase.WAITING,), (Phase.BLOCKED,), (Phase.PAUSED,), tuple(p for p in Phase if p.is_over))
@@ -74,7 +74,13 @@ async def _load_timeline(request: PageRequest) -> Compute:
     node = request.query.get("node", "")
     if all(device.node != node for device in devices):
         node = ""
-    return partial(draw_timeline, devices, spans, window, now, request.zone, node)
+    return partial(draw_timeline, devices, spans, window, now, request.zone, node, request.service.began_at)
+
+
+async def _load_nodes(request: PageRequest) -> Compute:
+    nodes = request.service.nodes(request.principal)
+    ordered = sorted(nodes, key=lambda node: not (node.is_lost or node.is_drained))
+    return lambda: SimpleNamespace(shown=ordered[:MAX_NODES], more=max(0, len(ordered) - MAX_NODES))
 
 
 async def _load_soon(request: PageRequest) -> Compute:
@@ -213,7 +219,13 @@ PAGES = (
         "cluster",
         "Cluster",
         "/cluster",
-        {"figures": _load_figures, "timeline": _load_timeline, "soon": _load_soon, "latest": _load_latest},
+        {
+            "figures": _load_figures,
+            "timeline": _load_timeline,
+            "nodes": _load_nodes,
+            "soon": _load_soon,
+            "latest": _load_latest,
+        },
     ),
     Page("jobs", "Jobs", "/jobs", {"jobs": _load_jobs}),
     Page(

@@ -136,10 +136,19 @@ class Timeline:
     devices: int
     utilisation: tuple[float, ...]  # in equal bins
     num_hidden: int  # blocks too short to draw
+    begins_at: float = 0.0  # when the daemon first started
 
     @property
     def mean_utilisation(self) -> float:
-        return sum(self.utilisation) / len(self.utilisation) if self.utilisation else 0.0
+        """Over the part of the window in which there was a daemon and that has passed."""
+        window = self.window
+        part = self.observed_s / (window.until - window.since)
+        return min(1.0, sum(self.utilisation) / len(self.utilisation) / part) if self.utilisation and part else 0.0
+
+    @property
+    def observed_s(self) -> float:
+        """Seconds of the window in which there was a daemon."""
+        return max(0.0, min(self.window.until, self.now) - max(self.window.since, self.begins_at))
 
     @property
     def area(self) -> str:
@@ -159,8 +168,12 @@ def draw_timeline(
     now: float,
     zone: tzinfo,
     node: str = "",
+    begins_at: float = 0.0,
 ) -> Timeline:
-    """Draw the allocations of devices in a window; with `node`, only that node's, one row per device."""
+    """Draw the allocations of devices in a window; with `node`, only that node's, one row per device.
+
+    Averages leave out the time before `begins_at`.
+    """
     shown = [device for device in devices if not node or device.node == node]
     by_device: dict[int, list[SpanView]] = {device.id: [] for device in shown}
     for span in spans:
@@ -182,6 +195,7 @@ def draw_timeline(
         devices=len(shown),
         utilisation=_utilisation(stacks.values(), len(shown)),
         num_hidden=num_hidden,
+        begins_at=begins_at,
     )
 
 

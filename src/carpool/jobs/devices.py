@@ -53,6 +53,13 @@ class LocalDevice:
     memory_bytes: int = 0  # 0: unknown, not checked
 
 
+@dataclass(frozen=True, slots=True)
+class LentDevice(LocalDevice):
+    """A device of another machine, which lends workers on it."""
+
+    host: str = ""
+
+
 def use_pci_bus_order() -> None:
     """Make CUDA number GPUs as the driver lists them, here and in child processes; call it before CUDA starts.
 

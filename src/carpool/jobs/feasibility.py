@@ -10,6 +10,7 @@ from carpool.core.host_resources import HostResources, describe_resources, resou
 from carpool.core.model import JobSpec
 from carpool.core.occupancy import Occupancy
 from carpool.core.topology import Cluster
+from carpool.core.units import format_bytes
 from carpool.jobs.job_file import ListedJob
 
 
@@ -21,10 +22,11 @@ def check_fit(jobs: Sequence[ListedJob], cluster: Cluster) -> list[str]:
         if unknown is not None:
             raise UnknownName("device type", unknown, cluster.capacity, where=f"job {spec.id!r}: kinds")
         of_each = [count for kind, count in cluster.capacity.items() if not spec.kinds or kind in spec.kinds]
-        there = _most_together(spec, cluster) if cluster.max_nodes else sum(of_each)
+        most = cluster.nodes_for(spec)
+        there = _most_together(spec, cluster) if most else sum(of_each)
         if spec.narrowest > there:
             of_kind = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
-            on_one = " on one node, and a job runs on one node" if cluster.max_nodes == 1 else ""
+            on_one = " on one node, and it runs on one node (max_nodes)" if most == 1 else ""
             raise InputError(
                 f"job {spec.id!r} needs {spec.narrowest} devices{of_kind}; there are {there}{on_one}",
                 way_out="Lower devices or min_devices, or add devices with --devices.",
@@ -37,15 +39,16 @@ def check_fit(jobs: Sequence[ListedJob], cluster: Cluster) -> list[str]:
         if spec.widest > there:
             notes.append(f"job {spec.id!r} could use {spec.widest} devices; there are {there}")
         sizes = [cluster.least_memory[kind] for kind in cluster.kinds if not spec.kinds or kind in spec.kinds]
+        needs = f"job {spec.id!r} needs {format_bytes(spec.memory_bytes)}"
         if sizes and all(0 < size < spec.memory_bytes for size in sizes):
             raise InputError(
-                f"job {spec.id!r} needs {spec.memory_bytes} bytes of device memory; the largest has {max(sizes)}",
+                f"{needs} of device memory; the largest has {format_bytes(max(sizes))}",
                 way_out="Lower memory, or remove it.",
             )
         ram = max(node.resources.ram_bytes for node in cluster.nodes)
         if not any(sizes) and 0 < ram < spec.memory_bytes:  # devices that are CPU cores
             raise InputError(
-                f"job {spec.id!r} needs {spec.memory_bytes} bytes of memory; the largest node has {ram}",
+                f"{needs} of memory; the largest node has {format_bytes(ram)}",
                 way_out="Lower memory, or remove it.",
             )
         _check_supplies(spec, cluster)
@@ -58,7 +61,7 @@ def _most_together(spec: JobSpec, cluster: Cluster) -> int:
         sum(len(bank.devices) for bank in node.banks if not spec.kinds or bank.kind in spec.kinds)
         for node in cluster.nodes
     ]
-    return sum(sorted(sizes, reverse=True)[: cluster.max_nodes])
+    return sum(sorted(sizes, reverse=True)[: cluster.nodes_for(spec)])
 
 
 def _check_supplies(spec: JobSpec, cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.units import parse_bytes, parse_seconds
 from carpool.jobs.dependencies import check_dependencies
 from carpool.jobs.entry_file import check_command, check_entry
+from carpool.jobs.job_keys import KEYS
 from carpool.jobs.program import Program
 from carpool.jobs.progress_pattern import ProgressPattern
 from carpool.jobs.sweep import Sweep, add_sweep, as_params, filled_command
@@ -45,59 +46,6 @@ def _date(value: object) -> datetime | None:
         return None
 
 
-class JobKey(NamedTuple):
-    """A key of a ``[[job]]`` table: the type of its value, its default, and what it means."""
-
-    type: str  # named in `service.http.schemas`, which checks it in requests
-    default: Any
-    help: str = ""
-
-
-# The only declaration of job keys: the job-file reader accepts these, and the HTTP API's schema is made from them.
-KEYS = {
-    "name": JobKey("name", ...),
-    "entry": JobKey("text", "", "Training to run: file.py:function, or package.module:function."),
-    "args": JobKey("table", {}, "Arguments of the entry."),
-    "sweep": JobKey("table", {}, "Lists or ranges of values, with samples, seed and halving; one job per trial."),
-    "at_most": JobKey("count", 0, "How many jobs of the sweep may wait or run at once; 0: all."),
-    "command": JobKey("texts", [], "Program and arguments to run instead of an entry."),
-    "metrics": JobKey("text or texts", [], "TensorBoard event files of a command, as patterns: runs/*/events*."),
-    "resumable": JobKey(
-        "switch", False, "The command saves its state on SIGTERM and continues from it when restarted."
-    ),
-    "progress": JobKey("text", "", "Regular expression that finds the command's step in its output: (\\d+)/(\\d+)."),
-    "fork_start": JobKey("switch", True, "Start a Python command in a process that has torch imported, where equal."),
-    "python": JobKey("text", "", "Interpreter of a command that begins with python."),
-    "folder": JobKey("text", "", "Working folder, relative to the submission's."),
-    "environment": JobKey("variables", {}, "Environment variables; stored by the daemon, never returned."),
-    "devices": JobKey("count", 0, "Devices requested."),
-    "min_devices": JobKey("count", 0, "Fewest devices it can run on."),
-    "max_devices": JobKey("count", 0, "Most devices it may use."),
-    "kinds": JobKey("text or texts", [], "Allowed device types; empty: all."),
-    "memory": JobKey("bytes", 0, "Memory per device: bytes, or 6GiB."),
-    "cpus": JobKey("count", 0, "CPU cores per device."),
-    "ram": JobKey("bytes", 0, "RAM per device: bytes, or 16GiB."),
-    "disk": JobKey("bytes", 0, "Disk space per node: bytes, or 90GiB."),
-    "weight": JobKey("weight", 1.0),
-    "priority": JobKey("priority", "normal"),
-    "deadline": JobKey("seconds or none", None, "When it should finish: a duration such as 8h, or a time."),
-    "user": JobKey("text", "", "Ignored: the owner is the caller."),
-    "after": JobKey("name or names", [], "Jobs of this submission to wait for."),
-    "batch": JobKey("batch", {}),
-    "exact": JobKey("switch", False),
-    "shards": JobKey("shards", 8),
-    "sync_batchnorm": JobKey("switch", False),
-    "deterministic": JobKey("switch", True),
-    "graph": JobKey("switch", True),
-    "seed": JobKey("seed", 0),
-    "precision": JobKey("precision", ""),
-    "channels_last": JobKey("switch", False),
-    "checkpoint_every": JobKey("seconds", 60.0),
-    "keep": JobKey("keep", 2),
-    "time_limit": JobKey("seconds", 0.0),
-    "retries": JobKey("retries", 3),
-    "notify": JobKey("text or texts", [], "Command or URL to notify when the job ends."),
-}
 _OWN = frozenset({"name", "entry", "command", "after", "sweep"})  # not allowed in [defaults]
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,99}", re.ASCII)
 
@@ -169,7 +117,7 @@ def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Pa
     table = Table({**defaults, **given}, where)
     table.only(KEYS)
     sweep = Sweep.read(table.mapping("sweep"), f"{where}: sweep")
-    at_most = sweep.at_most or table.whole("at_most", 0, least=0)
+    at_most = sweep.at_most or _integer(table, "at_most")
     if not sweep.params:
         if at_most:
             raise InputError("at_most needs a sweep", where=where, way_out="Add a sweep, or remove at_most.")
@@ -229,9 +177,15 @@ def _job(name: str, table: Table, folder: Path) -> ListedJob:
     return ListedJob(spec, program)
 
 
+def _integer(table: Table, key: str) -> int:
+    """The value of a key within its limits, else its default."""
+    known = KEYS[key]
+    return table.whole(key, known.default, least=int(known.least), most=int(known.most))
+
+
 def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> Program:
     exact = table.flag("exact")
-    shards = table.whole("shards", KEYS["shards"].default)
+    shards = _integer(table, "shards")
     if shards & (shards - 1):
         raise InputError(f"shards is {shards}", where=table.where, way_out="Write a power of two: 1, 2, 4, 8, 16 …")
     if "shards" in table.values and not exact:
@@ -249,8 +203,9 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         fork_start=table.flag("fork_start", True),
         python=table.text("python"),
         memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
-        cpus=table.whole("cpus", 0, least=0),
-        seed=table.whole("seed", 0, least=0, most=(1 << 64) - 1),
+        ram_bytes=parse_bytes(table.values.get("ram", 0), f"{table.where}: ram"),
+        cpus=_integer(table, "cpus"),
+        seed=_integer(table, "seed"),
         exact=exact,
         shards=shards,
         batch_size=batch.whole("size", 0, least=0),
@@ -262,9 +217,9 @@ def _program(table: Table, home: Path, entry: str, command: tuple[str, ...]) -> 
         precision=table.choice("precision", ("", "float32", "tf32", "bf16")),
         channels_last=table.flag("channels_last"),
         checkpoint_s=parse_seconds(table.values.get("checkpoint_every", 60.0), f"{table.where}: checkpoint_every"),
-        keep=table.whole("keep", 2),
+        keep=_integer(table, "keep"),
         time_limit_s=parse_seconds(table.values.get("time_limit", 0.0), f"{table.where}: time_limit"),
-        retries=table.whole("retries", 3, least=0),
+        retries=_integer(table, "retries"),
         notify=table.texts("notify"),
     )
 
@@ -327,7 +282,7 @@ def _batch(table: Table) -> Table:
 
 
 def _spec(name: str, table: Table, program: Program) -> JobSpec:
-    devices, least, most = (table.whole(key, 0) for key in ("devices", "min_devices", "max_devices"))
+    devices, least, most = (_integer(table, key) for key in ("devices", "min_devices", "max_devices"))
     least = least or (1 if most else devices)
     devices = devices or max(1, least)
     least, most = least or devices, most or max(devices, least)
@@ -351,7 +306,9 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
         devices,
         model=program.entry or program.command[0],
         batch_size=program.batch_size,
-        weight=weight_with_priority(table.number("weight", 1.0), priority),
+        weight=weight_with_priority(
+            table.number("weight", 1.0, least=KEYS["weight"].least, most=KEYS["weight"].most), priority
+        ),
         user=table.text("user"),
         min_devices=least,
         max_devices=most,
@@ -362,12 +319,23 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
         after=tuple(JobId(other) for other in table.texts("after")),
         retries=program.retries,
         cpus=program.cpus,
-        ram_bytes=parse_bytes(table.values.get("ram", 0), f"{table.where}: ram"),
+        ram_bytes=program.ram_bytes,
         disk_bytes=parse_bytes(table.values.get("disk", 0), f"{table.where}: disk"),
+        max_nodes=_max_nodes(table, program),
         priority=priority,
         deadline_s=0.0 if given is None else parse_deadline(given, f"{table.where}: deadline"),
         resumable=program.resumable or not program.command,
     )
+
+
+def _max_nodes(table: Table, program: Program) -> int:
+    most = table.whole("max_nodes", 0)
+    reason = "a command runs on one machine" if program.command else ""
+    if program.sync_batchnorm:
+        reason = "sync_batchnorm = true needs memory that all its devices share"
+    if most > 1 and reason:
+        raise InputError(f"max_nodes is {most}, and {reason}", where=table.where, way_out="Remove max_nodes.")
+    return most
 
 
 def _check_command(table: Table, spec: JobSpec) -> None:

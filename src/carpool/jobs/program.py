@@ -26,6 +26,7 @@ class Program:
     fork_start: bool = True  # a Python command may run in a fork of the fork server, with torch imported
     python: Uncut = ""  # interpreter for `command` entries that begin with "python"; empty: this one
     memory_bytes: int = 0  # most that may be allocated on a GPU; 0: no limit
+    ram_bytes: int = 0  # declared per device; 0: unknown
     cpus: int = 0  # cores of each worker on a GPU; 0: any of them
     seed: Seed = 0
     exact: bool = False
@@ -41,7 +42,7 @@ class Program:
     checkpoint_s: float = 60.0  # seconds between checkpoints on disk
     keep: int = 2  # checkpoints kept, beside the best
     time_limit_s: float = 0.0  # 0: none
-    retries: int = 3  # workers lost without a completed step before the job fails
+    retries: int = 2  # further attempts after a loss or crash without a completed step
     notify: tuple[Uncut, ...] = ()  # what the daemon does when the job is over: run a command, or POST to a URL
 
     def as_json(self) -> dict[str, Any]:

@@ -50,15 +50,14 @@ class Table:
             self._refuse(key, f"Write an integer of at least {least}.")
         if value > most:
             self._refuse(key, f"Write an integer of at most {most}.")
-        if value > _MAX:
-            self._refuse(key, f"Write at most {_MAX}.")
         return int(value)
 
-    def number(self, key: str, default: float) -> float:
-        """A number above 0."""
+    def number(self, key: str, default: float, *, least: float = 0.0, most: float = _MAX) -> float:
+        """A number above 0, within limits."""
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX:
-            self._refuse(key, f"Write a number above 0, at most {_MAX}.")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or value <= 0 or not least <= value <= most:
+            self._refuse(key, f"Write a number {f'from {least:g}' if least else 'above 0'}, at most {most:.16g}.")
         return float(value)
 
     def choice(self, key: str, among: Sequence[str]) -> str:

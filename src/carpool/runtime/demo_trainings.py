@@ -1,6 +1,14 @@
-"""Entries of ``carpool demo``: four small trainings on bundled or synthetic data."""
+"""Entries of ``carpool demo``: four small trainings on bundled or synthetic data, and a plain loop for each.
+
+``python -m carpool.runtime.demo_trainings '{"jobs": ["mlp"], "device": "cpu", "threads": 1, "epochs": null}'``
+"""
 
 from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -92,3 +100,46 @@ def _training(
         evaluate=lambda model: {"accuracy": accuracy(model, data.test)},
         evaluate_every=epochs,
     )
+
+
+def train_by_hand(jobs: Sequence[str], device: str, threads: int, epochs: int | None) -> None:
+    """Train jobs as a script would: tensors on the device, shuffled batches, torch's own kernels and threads.
+
+    It begins when it reads a line, and prints the seconds that each job took.
+    """
+    torch.set_num_threads(threads)
+    torch.zeros(1, device=device)  # starts CUDA
+    _say({"ready": True})
+    sys.stdin.readline()
+    for job in jobs:
+        started = time.monotonic()
+        torch.manual_seed(0)
+        training = globals()[job](**({} if epochs is None else {"epochs": epochs}))
+        _train(training, device)
+        _say({"job": job, "seconds": time.monotonic() - started})
+
+
+def _train(training: Training, device: str) -> None:
+    model, data = training.model.to(device), training.dataset.to(device)
+    assert training.loss is not None
+    assert training.evaluate is not None
+    assert training.stop.epochs is not None
+    assert isinstance(training.optimizer, torch.optim.Optimizer)
+    for _ in range(training.stop.epochs):
+        order = torch.randperm(len(data), device=device)
+        for start in range(0, len(order), training.batch_size):
+            loss = training.loss(model, data.batch(order[start : start + training.batch_size]))
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+    model.eval()
+    training.evaluate(model)
+
+
+def _say(message: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    train_by_hand(**json.loads(sys.argv[1]))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.jobs.devices import Gpu, list_gpus
@@ -19,6 +20,8 @@ from carpool.runtime.process.shared_memory import new_memory_file
 from carpool.runtime.sharing.mps_daemon import MpsDaemon, MpsUnavailable
 
 _TEST_BYTES = 1 << 20
+_NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI vendor, and the class of display controllers
+_NO_GPU = "Nothing to do: without a GPU, trainings run on CPU cores."
 _INSTALL = "Needed for training: pip install 'carpool[torch]'."
 
 
@@ -45,11 +48,28 @@ def examine() -> Iterator[Finding]:
         from carpool.runtime.compat import torch_api
 
         yield from _features(torch_api.features())
+    has_gpu = has_nvidia_gpu()
+    for finding in _about_gpus(list_gpus() if has_torch else [], has_gpu=has_gpu):
+        yield finding if has_gpu or finding.is_there else replace(finding, way_out=_NO_GPU)
+
+
+def has_nvidia_gpu(root: Path = Path("/")) -> bool:
+    """Whether this machine has a GPU of NVIDIA, even without its driver."""
+    if any((root / path).exists() for path in ("dev/nvidiactl", "proc/driver/nvidia")):
+        return True
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+            if vendor == _NVIDIA and kind.startswith(_DISPLAY):
+                return True
+    return False
+
+
+def _about_gpus(gpus: list[Gpu], *, has_gpu: bool) -> Iterator[Finding]:
     yield _try(
         "NVML", _nvml, "GPUs are not detected without it. Install nvidia-ml-py, and check the driver (nvidia-smi)."
     )
-    gpus = list_gpus() if has_torch else []
-    yield _gpus(gpus)
+    yield _gpus(gpus, has_gpu=has_gpu)
     yield from _features(cuda_driver.features())
     yield from _on_gpus(gpus)
 
@@ -64,10 +84,10 @@ def _cores() -> Finding:
     return Finding("cores", True, f"{usable} of {installed} usable" if usable < installed else f"{usable} usable")
 
 
-def _gpus(gpus: list[Gpu]) -> Finding:
+def _gpus(gpus: list[Gpu], *, has_gpu: bool) -> Finding:
     if not gpus:
-        if not Path("/dev/nvidiactl").exists() and not Path("/proc/driver/nvidia").exists():
-            return Finding("GPUs", False, "none on this machine", "Nothing to do: trainings run on CPU cores.")
+        if not has_gpu:
+            return Finding("GPUs", False, "none on this machine")
         way_out = "Check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES; without a GPU, trainings run on CPU cores."
         return Finding("GPUs", False, "none visible", way_out)
     names = ", ".join(f"cuda:{gpu.index} {gpu.model} ({gpu.memory_bytes / 2**30:.0f} GiB)" for gpu in gpus)
@@ -82,7 +102,7 @@ def _on_gpus(gpus: list[Gpu]) -> Iterator[Finding]:
         ("NCCL", _nccl, "Gradients travel through host memory; on a single machine nothing else is needed."),
     ]
     for name, check, way_out in checks:
-        yield _try(name, check, way_out) if gpus else Finding(name, False, "no GPU", "Nothing to do without a GPU.")
+        yield _try(name, check, way_out) if gpus else Finding(name, False, "no GPU", _NO_GPU)
 
 
 def _try(name: str, check: Callable[[], str], way_out: str) -> Finding:

@@ -162,9 +162,9 @@ class Client:
     def story(self, job: str) -> list[Json]:
         return self._list("GET", f"{_job_path(job)}/story")
 
-    def why(self, job: str) -> str:
-        """Why a job waits, or why it has its devices."""
-        return str(self._object("GET", f"{_job_path(job)}/why")["why"])
+    def why(self, job: str, *, verbose: bool = False) -> str:
+        """Why a job waits, or why it has its devices; `verbose` adds the policy's figures."""
+        return str(self._object("GET", f"{_job_path(job)}/why", **({"verbose": "true"} if verbose else {}))["why"])
 
     def sweeps(self) -> list[Json]:
         return self._list("GET", "/v1/sweeps")

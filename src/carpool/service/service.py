@@ -248,14 +248,19 @@ class SchedulerService:
         account = self._account(principal, job)
         return present.job_story(account, self._model.calendar, self._model.names, self._redactor(principal))
 
-    def why(self, principal: Principal, job: str) -> str:
+    def why(self, principal: Principal, job: str, *, verbose: bool = False) -> str:
+        """Say why a job waits or holds its devices, and what would change it; `verbose` adds the policy's figures."""
         account = self._account(principal, job)
         found = self._model.scheduler.jobs.get(account.spec.id)
         if found is None:
             return f"is {account.phase}" + (f": {account.error}" if account.error else "")
         fault = self.policy_fault(principal)
         fallback = f"; the fallback policy {self.policy} decides, because {fault}" if fault else ""
-        return self._model.scheduler.why(found) + fallback
+        words = self._model.scheduler.why(found, self._model.names, verbose=verbose)
+        words = present.redact_names(words, self._hidden_jobs(principal))
+        reported = present.last_message_off_devices(account)
+        added = [reported, account.warning if account.warning != reported else ""]
+        return "; ".join(filter(None, (words, *added))) + fallback
 
     async def measurements(self, principal: Principal, job: str, *, most: int = _MAX_POINTS) -> list[MeasurementView]:
         """Return a job's loss, rate and metrics over time; the file is read in a thread, because it may be long."""
@@ -274,6 +279,11 @@ class SchedulerService:
     def disk_full(self) -> str:
         """Why no jobs are accepted; empty where they are."""
         return self._model.loop.disk_full
+
+    @property
+    def began_at(self) -> float:
+        """When the daemon of this state first started, as Unix time."""
+        return self._model.calendar.unix(0.0)
 
     def now(self) -> float:
         """The daemon's time, as Unix time."""
@@ -411,12 +421,12 @@ class SchedulerService:
     def _redactor(self, principal: Principal) -> Callable[[str], str]:
         if principal.may_see(""):
             return str
+        return lambda reason: present.redact_reason(reason, self._hidden_jobs(principal))
+
+    def _hidden_jobs(self, principal: Principal) -> Callable[[JobId], bool]:
+        """Return whether a word is the name of a job that the caller may not see."""
         has_seen, owner = self._model.scheduler.has_seen, self._model.accounting.owner
-
-        def is_hidden(job: JobId) -> bool:
-            return has_seen(job) and not principal.may_see(owner(job))
-
-        return lambda reason: present.redact_reason(reason, is_hidden)
+        return lambda job: has_seen(job) and not principal.may_see(owner(job))
 
     def _view(self, account: JobAccount, redact: Callable[[str], str]) -> JobView:
         at, name = self._model.now(), account.spec.id

@@ -1,13 +1,16 @@
 """The verb demo: simulated, and the real one on a pretended machine."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from carpool.backends.executors import ExecutorPort
 from carpool.cli.main import run
+from carpool.cli.support.demo_by_hand import HandRun, run_at_once, run_in_turn
 from carpool.cli.support.demo_runs import JOBS, demo_jobs, show_live_demo
+from carpool.core.errors import CarpoolError
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice, parse_devices
 from carpool.runtime.executor.reports import Outcome, Report
@@ -23,16 +26,20 @@ def test_the_simulated_one_leaves_a_page_and_a_picture(tmp_path: Path, capsys: p
     assert "60/60" in printed
 
 
+def by_hand(devices: Sequence[LocalDevice], effort: float) -> dict[str, HandRun]:
+    return {"one after another": HandRun({"mlp": 10.0, "cnn": 30.0})}
+
+
 async def start(devices: Sequence[LocalDevice], state: Path) -> ExecutorPort:
     return FakeExecutor(dict.fromkeys(JOBS, 10), at_once=True)
 
 
 def test_the_real_one_compares_and_leaves_timelines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):  # a second demo takes the place of the first
-        assert show_live_demo(tmp_path, TWO, start, quiet=True) == 0
+        assert show_live_demo(tmp_path, TWO, start, quiet=True, by_hand=by_hand) == 0
     printed = capsys.readouterr().out
     assert printed.count("identical, bit for bit") == 8
-    assert "one after another" in printed
+    assert re.search(r"plain PyTorch, one after another +30\.0 s +20\.0 s", printed)
     svg = (tmp_path / "demo.svg").read_text(encoding="utf-8")
     assert all(word in svg for word in ("one after another", "shared", "cpu:1", *JOBS))
     assert "shared" in (tmp_path / "demo.html").read_text(encoding="utf-8")
@@ -52,8 +59,23 @@ def test_other_weights_are_told_and_are_a_failure(tmp_path: Path, capsys: pytest
         kind = FakeExecutor if state.name == "one-after-another" else Careless
         return kind(dict.fromkeys(JOBS, 10), at_once=True)
 
-    assert show_live_demo(tmp_path, TWO, first_well, quiet=True) == 1
+    assert show_live_demo(tmp_path, TWO, first_well, quiet=True, by_hand=by_hand) == 1
     assert capsys.readouterr().out.count("DIFFERENT") == 1
+
+
+@pytest.mark.parametrize("way", [run_in_turn, run_at_once])
+def test_baselines_train_every_job_in_plain_processes(way: Callable[..., HandRun]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    ends = way(("mlp", "cnn"), ["cpu"], 1, 1).ends_s
+    assert list(ends) == ["mlp", "cnn"]
+    assert min(ends.values()) > 0.0
+    assert way is run_at_once or ends["cnn"] > ends["mlp"]
+
+
+def test_a_baseline_that_fails_is_an_error() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(CarpoolError):
+        run_in_turn(("unknown",), ["cpu"], 1, 1)
 
 
 @pytest.mark.parametrize(("devices", "shards", "widest"), [(1, 2, 1), (2, 2, 2), (3, 4, 3), (4, 4, 4), (16, 8, 8)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from carpool.cli.main import run
 from carpool.jobs.devices import Gpu
 from carpool.runtime import doctor
 from carpool.runtime.compat import Feature, libc
+from carpool.runtime.doctor import examine, has_nvidia_gpu
 from carpool.runtime.sharing.mps_daemon import MpsUnavailable
 
 
@@ -23,7 +25,7 @@ def test_every_line_says_yes_or_no(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "yes shared memory" in printed
     assert "no  GPUs" in printed
-    assert "Nothing to do without a GPU" in printed
+    assert "without a GPU" in printed
     assert all(line.startswith(("yes ", "no  ", "    ")) for line in printed.splitlines())
 
 
@@ -66,3 +68,22 @@ def test_a_missing_interface_is_listed_with_its_fallback(monkeypatch: pytest.Mon
     found = {finding.name: finding for finding in doctor.examine()}
     assert found["malloc"] == doctor.Finding("malloc", False, "no mallopt", "slower")
     assert found["pidfd"] == doctor.Finding("pidfd", True, "available", "")
+
+
+def test_a_gpu_without_a_driver_is_found_on_the_pci_bus(tmp_path: Path) -> None:
+    device = tmp_path / "sys/bus/pci/devices/0000:17:00.0"
+    device.mkdir(parents=True)
+    assert not has_nvidia_gpu(tmp_path)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x040300\n")
+    assert not has_nvidia_gpu(tmp_path), "its audio function"
+    (device / "class").write_text("0x030200\n")
+    assert has_nvidia_gpu(tmp_path)
+
+
+def test_without_a_gpu_nothing_is_advised_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "has_nvidia_gpu", lambda: False)
+    advice = {finding.name: finding.way_out for finding in examine() if not finding.is_there}
+    missing = advice.keys() & {"NVML", "GPUs", "CUDA driver", "CUDA", "MPS", "NCCL"}
+    assert {advice[name] for name in missing} == {advice["GPUs"]}
+    assert "nstall" not in advice["GPUs"]

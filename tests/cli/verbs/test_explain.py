@@ -29,7 +29,8 @@ def test_why_a_job_had_its_last_devices(journal: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert run(["why", "b", "--journal", str(journal), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert "1 V100" in answer["why"]
+    assert "holds n0:0" in answer["why"]
+    assert "1 V100" in answer["details"]
     assert answer["last_plan"]
     assert answer["ending"].startswith("at 1000.000 s: b ")
 

@@ -12,6 +12,7 @@ import pytest
 from carpool.cli.main import run
 from carpool.cli.render.live_table import LineDisplay
 from carpool.cli.render.run_summary import as_document, print_summary
+from carpool.cli.support.executor_start import start_executor
 from carpool.cli.support.run_lookup import look_up
 from carpool.cli.verbs import run as verb
 from carpool.core.errors import InputError
@@ -232,7 +233,7 @@ def test_what_a_policy_of_ones_own_raises_is_told_as_its_fault(
 
 
 def prepared(machine: Machine, devices: str) -> BatchRun:
-    return verb.prepare(look_up("jobs.toml", None, None), parse_devices(devices), "fifo", verb.start_executor)
+    return verb.prepare(look_up("jobs.toml", None, None), parse_devices(devices), "fifo", start_executor)
 
 
 def test_of_a_job_without_steps_no_progress_is_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

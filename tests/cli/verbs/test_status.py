@@ -8,8 +8,8 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 from carpool.cli.main import run
-from carpool.core.messages import ForeignProcess, OutsidersSeen
-from carpool.core.model import DeviceId
+from carpool.core.messages import ForeignProcess, NodeDrained, NodeJoined, OutsidersSeen
+from carpool.core.model import DeviceId, NodeId
 from tests.support.cli_rig import job_file, stderr_of, stdout_of
 from tests.support.http_rig import Served
 
@@ -72,6 +72,17 @@ def test_top_shows_devices_and_jobs(served: Served, capsys: pytest.CaptureFixtur
     assert "cpu:0" in text
     state = json.loads(stdout_of(capsys, "top", "--json"))
     assert state["active"] == len(state["jobs"]) == 1
+
+
+def test_nodes_are_listed_where_there_are_several(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = served.rig.backend.loop
+    assert "box2" not in stdout_of(capsys, "top", "--once")
+    served.do(loop.apply(NodeJoined("box2", (("cpu1", 3, 0),))))
+    served.do(loop.apply(NodeDrained(NodeId(1))))
+    for command in (("top", "--once"), ("ps",)):
+        (row,) = [line for line in stdout_of(capsys, *command).splitlines() if "3 cpu1" in line]
+        assert row.split() == ["box2", "3", "cpu1", "0", "drained"]
+    assert [node["is_drained"] for node in json.loads(stdout_of(capsys, "top", "--json"))["nodes"]] == [False, True]
 
 
 def test_top_shortens_long_names(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

@@ -260,7 +260,7 @@ def test_a_session_reports_progress() -> None:
 
 
 def test_a_killed_session_is_restarted_until_it_makes_no_progress() -> None:
-    command = launched(retries=2)
+    command = launched(retries=1)
     for step in (3, 4):
         command.message(1.0, Joined(0, 30))
         command.message(1.0, stepped(step))
@@ -271,6 +271,13 @@ def test_a_killed_session_is_restarted_until_it_makes_no_progress() -> None:
     _, fact = command.exited(3.0, -9)
     assert isinstance(fact, Emit)
     assert isinstance(fact.fact, JobFailed)
+
+
+def test_a_command_that_was_killed_for_memory_fails_with_that_reason() -> None:
+    _, fact = launched().exited(2.0, -9, "out of memory: the machine has no RAM left")
+    assert isinstance(fact, Emit)
+    assert isinstance(fact.fact, JobFailed)
+    assert "out of memory" in fact.fact.error
 
 
 def test_a_session_that_fails_by_itself_is_not_restarted() -> None:

@@ -23,6 +23,11 @@ def rows(*lines: str) -> list[MetricRow]:
             "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 0.5}",
             MetricRow(1, {"loss": 0.5, "learning_rate": 1e-05, "epoch": 0.5}),
         ),
+        ('{"step": 10, "loss": "0.5", "name": "1e5x"}', MetricRow(10, {"loss": 0.5})),
+        (
+            "  6%|6 | 7/125 [00:01<00:15]\r  6%|6 | 8/125 [00:01<00:15,  7.5it/s]{'loss': '0.69', 'epoch': '2'}",
+            MetricRow(2, {"loss": 0.69}),
+        ),
     ],
 )
 def test_lines_with_metrics(line: str, row: MetricRow) -> None:
@@ -37,7 +42,9 @@ def test_lines_with_metrics(line: str, row: MetricRow) -> None:
         '{"step": 10}',
         '{"step": 10, "loss": NaN}',
         '{"step": 10, "loss": 1e999}',
-        '{"step": 10, "loss": "0.5"}',
+        '{"step": 10, "loss": "nan"}',
+        '{"step": 10, "loss": "1_0"}',
+        'config {"step": 10, "loss": 0.5}',
         '{"step": 10, "loss": 0.5',
         "[1, 2]",
         "{'a': __import__('os')}",

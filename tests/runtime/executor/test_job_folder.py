@@ -8,9 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from carpool.backends.metric_summary import read_metric_reports, read_summaries
+from carpool.backends.run_folder import RunFolder
 from carpool.core.messages import Assign, AssignApplied, JobFailed
 from carpool.core.model import Allocation, JobId
+from carpool.core.typed_fields import MAX_INT
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.executor import Executor
@@ -21,6 +26,9 @@ from carpool.service.queries.present import TimeBase, read_curve, read_log
 from tests.runtime.executor.test_executor import DEVICES, READY, FakePool, close_files
 
 BAD, GOOD = JobId("bad"), JobId("good")
+KEYS = st.sampled_from(
+    ["schema", "step", "devices", "parts", "samples", "loss", "metrics", "at_s", "job", "steps", "reason"]
+)
 Replace = Callable[[Path], object]
 
 
@@ -120,3 +128,41 @@ def test_a_log_is_truncated_where_the_file_system_has_no_holes(tmp_path: Path, m
     os.write(folder.log(), b"end")
     assert (folder.path / "log").read_bytes() == b"end"
     folder.close()
+
+
+LINES = st.lists(
+    st.binary(max_size=40)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+        max_leaves=8,
+    ).map(lambda value: json.dumps(value).encode()),
+    max_size=8,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    name=st.sampled_from(["cuts.jsonl", "splits.jsonl", "metrics.jsonl", "story.jsonl", "outcome.json"]), lines=LINES
+)
+def test_any_lines_in_a_file_of_a_job_are_values_within_their_ranges_or_are_skipped(
+    tmp_path: Path, name: str, lines: list[bytes]
+) -> None:
+    run = RunFolder(tmp_path)
+    folder = JobFolder(tmp_path, BAD)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    (folder.path / name).write_bytes(b"\n".join(lines))
+    steps = [split.step for split in folder.batch_splits()] + [limit.step for limit in folder.micro_batch_limits()]
+    steps += [report.step for report in read_metric_reports(folder.path / "metrics.jsonl")]
+    outcome = run.outcome(BAD)
+    steps += [] if outcome is None else [outcome.steps]
+    assert all(0 <= step <= MAX_INT for step in steps)
+    assert read_summaries(folder.path / "metrics.jsonl").last_step <= MAX_INT
+    assert all(isinstance(row, dict) for row in run.rows(BAD, "story.jsonl"))
+    assert all(0 <= point.step <= MAX_INT for point in read_curve(folder.path / "metrics.jsonl", TimeBase(0.0), 10))
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+def test_metrics_that_are_no_file_are_none(tmp_path: Path, replace: Replace) -> None:
+    replace(tmp_path / "metrics.jsonl")
+    assert not list(read_metric_reports(tmp_path / "metrics.jsonl"))

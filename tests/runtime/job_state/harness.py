@@ -130,7 +130,8 @@ class FakeWorker:
                     self.gather(message)
             case Proceed():
                 self.proceed, self.at = message, "working"
-                self.slots = self.harness.segments[memory.key] if memory else {}
+                across = self.harness.segments.setdefault(-message.epoch, {})  # a process group, without shared memory
+                self.slots = self.harness.segments[memory.key] if memory else across
             case Apply():
                 if self.at == "waiting":
                     self.apply(message)
@@ -147,6 +148,7 @@ class FakeWorker:
                 self.harness.mirrors[memory.key] = (self.state, self.due)
                 self.send(Published(self.step))
             case Save():
+                assert not self.harness.state.is_lent(self.device), "only this node's disk keeps checkpoints"
                 self.harness.disk = (self.state, self.due)
                 self.send(Saved(self.step, "path"))
             case Load(path):
@@ -271,6 +273,7 @@ class Harness:
         self.exclusive = 0
         self.is_requested = False
         self.epochs: dict[int, list[Proceed]] = {}
+        self.ranks: dict[int, list[int]] = {}  # devices of each epoch by rank
         self.generation = 0
         self.target = Target(0)
 
@@ -363,6 +366,7 @@ class Harness:
             self.made.add(memory.key)
         if isinstance(message, Proceed):
             self.epochs.setdefault(message.epoch, []).append(message)
+            self.ranks.setdefault(message.epoch, []).append(worker.device)
             assert message.epoch == max(self.epochs)
         worker.inbox.append((message, memory))
 

@@ -170,5 +170,7 @@ def test_a_leak_is_not_reported_as_a_batch_that_is_too_large() -> None:
     leak = WorkerFailed("memory", "out of memory", 1342, samples=1, growth="Memory grew from 1 MiB to 9 MiB: a leak.")
     shortage = MemoryShortage(leak, DEVICES[0], 64)
     assert "Memory grew" in why_not_split(shortage, JobOptions(), None)
+    capped = replace(leak, growth="", limit="the memory cap allows (3 GiB, of which b keeps 2.2 GiB)")
+    assert "of which b keeps" in MemoryShortage(capped, DEVICES[0], 64).description
     fits = MemoryShortage(replace(leak, growth=""), shortage.device, 64)
     assert why_not_split(fits, JobOptions(), None) == ""

@@ -129,21 +129,23 @@ def test_replayed_steps_are_split_as_the_first_time_on_heterogeneous_devices() -
     assert harness.check_finish()[: len(before)] == before
 
 
-def test_three_losses_without_a_step_fail_the_job() -> None:
-    harness = Harness(JobOptions(retries=3))
+@pytest.mark.parametrize("retries", [0, 1, 2])
+def test_a_job_fails_once_its_retries_without_a_step_are_used_up(retries: int) -> None:
+    harness = Harness(JobOptions(retries=retries))
     harness.order(0)
-    for _ in range(3):
+    for _ in range(retries + 1):
+        assert not any(isinstance(fact, JobFailed) for fact in harness.facts)
         while not harness.epochs or harness.alive_workers[0].proceed is None:
             happen(harness, "both", 1)
         harness.alive_workers[0].alive = False
         harness.alive_workers[0].outbox.clear()
         happen(harness, "both", 1)
     assert isinstance(harness.facts[-1], JobFailed)
-    assert "3 times" in harness.facts[-1].error
+    assert f"{retries + 1} times" in harness.facts[-1].error
 
 
 def test_three_losses_before_joining_fail_the_job() -> None:
-    harness = Harness(JobOptions(retries=3))
+    harness = Harness(JobOptions(retries=2))
     harness.order(0, 1)
     for _ in range(3):
         new_worker = next(worker for worker in harness.alive_workers if worker.device == 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carpool.runtime.job_state.types import StateCopy
@@ -74,6 +74,31 @@ def test_after_any_events_a_stop_leaves_no_process_and_the_job_can_resume(
     again.order(0, 1)
     again.run()
     again.check_finish()
+
+
+@given(
+    st.booleans(),
+    st.lists(EVENTS, max_size=40),
+    SLOTS.filter(bool),
+    st.lists(st.tuples(st.sampled_from(["act", "hear", "kill", "hang"]), st.integers(0, 5)), max_size=20),
+)
+@example(True, [("rounds", 3), *[("tick", 0)] * 4, ("rounds", 1)], [0], [("act", 0), ("hear", 0), ("kill", 0)])
+def test_workers_lost_while_a_job_stops_cost_no_step_that_was_copied(
+    exact: bool, events: list[tuple[str, Any]], devices: list[int], faults: list[tuple[str, int]]
+) -> None:
+    harness = started(exact, *devices)
+    for kind, what in events:
+        happen(harness, kind, what)
+    copied = harness.state.copies.step
+    harness.run_actions(harness.machine.stop(harness.at, checkpoint=True))
+    for kind, what in faults:
+        happen(harness, kind, what)
+        if kind in {"kill", "hang"}:
+            harness.tick()
+    if not harness.state.is_over:
+        harness.run()
+    assert harness.ended or [stop.steps for stop in harness.stopped] == [len(harness.disk[0])]
+    assert harness.ended or len(harness.disk[0]) >= copied
 
 
 @given(

@@ -45,7 +45,7 @@ def test_an_end_belongs_to_the_acknowledged_assignment_or_to_the_newest_order() 
 
 
 def test_losses_in_one_step_add_up_although_earlier_steps_are_replayed() -> None:
-    budget = RetryBudget(3)
+    budget = RetryBudget(2)
     assert budget.on_loss(9) == ""
     budget.on_progress(4)
     assert budget.on_loss(9) == ""
@@ -63,7 +63,7 @@ def test_a_completed_step_resets_its_losses() -> None:
     budget = RetryBudget(2)
     assert budget.on_loss(9) == ""
     budget.on_progress(10)
-    assert budget.on_loss(9) == ""
+    assert [budget.on_loss(9), budget.on_loss(9)] == ["", ""]
     assert budget.on_loss(9) != ""
     assert budget.max_step == 10
 

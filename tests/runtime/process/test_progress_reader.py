@@ -29,9 +29,9 @@ def test_only_complete_lines_are_read_and_a_bar_ends_its_lines_with_a_carriage_r
 def test_rates_are_measured_and_rounds_are_added_up() -> None:
     times = iter([0.0, 1.0, 2.0, 3.0])
     meter = ProgressMeter(lambda: next(times))
-    assert meter.update(Progress(10, 100, 0.5)) == ProgressFound(10, 100, 0.0, 0.5)
-    assert meter.update(Progress(30, 100)) == ProgressFound(30, 100, 20.0)
-    third = meter.update(Progress(5, 100))
+    assert meter.update([Progress(10, 100, 0.5)]) == [ProgressFound(10, 100, 0.0, 0.5)]
+    assert meter.update([Progress(30, 100)]) == [ProgressFound(30, 100, 20.0)]
+    (third,) = meter.update([Progress(5, 100)])
     assert (third.done, third.total, third.steps_per_s > 20.0) == (105, None, True)
 
 
@@ -39,11 +39,32 @@ def test_a_pattern_that_takes_too_long_loses_the_line() -> None:
     before = signal.signal(signal.SIGALRM, _stop_match)
     try:
         pattern = ProgressPattern(r"step (\d+)|(?:a+)+b")
-        assert _found(pattern, [b"step 4", b"a" * 60]) == Progress(4)
+        assert _found(pattern, [b"step 4", b"a" * 60]) == [Progress(4)]
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("line", [b"", b"\x00" * 5000])
 def test_other_lines_are_ignored(line: bytes) -> None:
-    assert _found(ProgressPattern(r"step (\d+)"), [line]) is None
+    assert _found(ProgressPattern(r"step (\d+)"), [line]) == []
+
+
+def test_every_loss_between_two_looks_is_found() -> None:
+    lines = [f"epoch {number} loss 0.{number}".encode() for number in range(1, 4)]
+    found = _found(ProgressPattern(r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"), [*lines[:2], b"saved", lines[2]])
+    assert found == [Progress(1, None, 0.1), Progress(2, None, 0.2), Progress(3, None, 0.3)]
+    times = iter([0.0, 1.0, 3.0])
+    meter = ProgressMeter(lambda: next(times))
+    meter.update(found[:1])
+    assert [(each.done, each.loss) for each in meter.update(found[1:])] == [(2, 0.2), (3, 0.3)]
+
+
+def test_the_progress_of_one_look_is_bounded_and_keeps_the_newest() -> None:
+    found = _found(ProgressPattern(r"(\d+)"), [str(number).encode() for number in range(100)])
+    assert [each.done for each in found] == list(range(92, 100))
+
+
+def test_a_look_at_slow_lines_ends() -> None:
+    times = iter([0.0, 0.5, 2.0])
+    found = _found(ProgressPattern(r"(\d+)"), [b"1", b"2", b"3"], lambda: next(times))
+    assert [each.done for each in found] == [2, 3]

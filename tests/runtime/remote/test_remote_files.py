@@ -36,10 +36,11 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert ask(service, do="list", job="j")[0]["files"] == []
     assert "error" in ask(service, b"cd", do="write", job="j", path=name, start=3, size=4)[0]
     ask(service, b"cd", do="write", job="j", path=name, start=2, size=4)
-    assert ask(service, do="read", job="j", path=name, start=1) == ({}, b"bcd")
-    ask(service, b"old", do="write", job="j", path="checkpoints/step-000000009.ckpt", start=0, size=3)
-    ask(service, do="keep", job="j", names=[name])
-    assert [each[0] for each in ask(service, do="list", job="j")[0]["files"]] == [name]
+    status, content = ask(service, do="read", job="j", path=name, start=1)
+    assert content == b"bcd"
+    assert ask(service, do="list", job="j")[0]["files"] == [(name, *status["status"])]
+    ask(service, do="renew", job="j")
+    assert ask(service, do="list", job="j")[0]["files"] == []
     ask(service, do="drop", job="j")
     assert ask(service, do="jobs") == ({"jobs": []}, b"")
 

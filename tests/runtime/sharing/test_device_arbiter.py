@@ -9,7 +9,7 @@ import pytest
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.job_state.types import WorkerSlot
-from carpool.runtime.process.protocol import Grant, Message, TurnEnded, TurnEnding
+from carpool.runtime.process.protocol import Grant, MemoryMeasured, Message, TurnEnded, TurnEnding
 from carpool.runtime.process.worker_pool import WorkerKey
 from carpool.runtime.sharing.device_arbiter import DeviceArbiter
 
@@ -66,3 +66,14 @@ def test_a_queued_grant_is_dropped_after_the_last_step(gpu: Rig) -> None:
     gpu.arbiter.on_message(2.0, 0, A, TurnEnded(1, is_last=True))
     gpu.arbiter.on_message(3.0, 0, B, TurnEnding(2))
     assert gpu.take_sent() == [(B, Grant(1, 4, 2))], "not A, which was queued before"
+
+
+def test_under_a_cap_the_jobs_whose_processes_keep_memory_are_named(gpu: Rig) -> None:
+    rig = Rig(cuda=0, memory_cap=3 << 30)
+    for key in (A, B, C):
+        rig.arbiter.on_message(0.0, 0, key, MemoryMeasured(1 << 20, 1 << 20, 1 << 30))
+    words = rig.arbiter.memory_limit(0, A)
+    assert "3 GiB" in words
+    assert "b, c keep 2 GiB" in words
+    assert gpu.arbiter.memory_limit(0, A) == "", "without a cap the device is the limit"
+    rig.arbiter.close()

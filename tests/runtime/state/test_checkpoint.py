@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections import Counter, OrderedDict, deque
 from pathlib import Path
@@ -209,3 +210,18 @@ def test_partial_files_of_another_machine_are_kept_for_a_day(tmp_path: Path) -> 
     os.utime(old, (0, 0))
     Checkpoints(tmp_path).save(4, {"step": 4})
     assert sorted(path.name for path in tmp_path.iterdir()) == [fresh.name, "step-000000004.ckpt"]
+
+
+def test_a_held_folder_that_was_deleted_is_made_again_and_one_that_was_replaced_is_not_written(tmp_path: Path) -> None:
+    held = Checkpoints(tmp_path / "held").hold()
+    shutil.rmtree(held.folder)
+    assert held.save(1, {"step": 1}) == held.folder / "step-000000001.ckpt"
+    assert load(held.folder / "step-000000001.ckpt") == {"step": 1}
+    held.folder.rename(tmp_path / "aside")
+    held.folder.mkdir()
+    held.save(2, {"step": 2})
+    assert held.paths() == []
+    shutil.rmtree(tmp_path / "aside")
+    with pytest.raises(CheckpointError):
+        held.save(3, {"step": 3})
+    assert held.paths() == []

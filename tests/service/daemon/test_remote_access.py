@@ -21,9 +21,10 @@ from carpool.service.daemon.bootstrap import DaemonInstance
 from carpool.service.daemon.remote_access import AbsentMember, check_jobs, remote_members
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
-from tests.support.fleet_rig import AgentProcess, Link, fleet_daemon, hosts_of, until
+from tests.support.fleet_rig import AgentProcess, Link, ShiftedClock, fleet_daemon, hosts_of, until
 
 LEASE_S = 3.0
+LONG_LEASE_S = 300.0  # ends by no delay of a loaded machine
 
 
 def jobs_in(folder: Path, count: int, steps: int = 60, step_s: float = 0.01, extra: str = "") -> tuple[ListedJob, ...]:
@@ -65,18 +66,19 @@ def done(daemon: DaemonInstance, job: str) -> float:
     return daemon.observers.accounting.accounts[JobId(job)].done
 
 
-@pytest.mark.slow  # its leases end too early on a loaded machine
 def test_thirty_jobs_on_three_members_one_killed_and_rejoined(tmp_path: Path, agents: list[AgentProcess]) -> None:
     for each in agents:
         each.start()
     jobs = jobs_in(tmp_path / "code", 30, steps=20)
     state = tmp_path / "state"
+    clock = ShiftedClock()
 
     async def main() -> None:
-        async with fleet_daemon(state, hosts_of(*agents, lease_s=LEASE_S)) as daemon:
+        async with fleet_daemon(state, hosts_of(*agents, lease_s=LONG_LEASE_S), clock=clock) as daemon:
             await daemon.loop.submit(jobs)
             await until(daemon, lambda: any(placed(daemon, job.spec.id) == "right" for job in jobs))
             agents[1].kill()
+            clock.advance(2 * LONG_LEASE_S)
             await until(daemon, lambda: has_lost(daemon))
             agents[1].start()
             await until(daemon, lambda: not has_lost(daemon))
@@ -181,7 +183,6 @@ def test_a_short_cut_interrupts_no_job_and_a_released_job_moves_with_its_state(
     assert outcomes(entries)[job.spec.id].digest == digest_of(tmp_path / "code", job)
 
 
-@pytest.mark.slow  # its leases end too early on a loaded machine
 def test_a_job_that_kills_the_executor_of_a_member_twice_is_quarantined(
     tmp_path: Path, agents: list[AgentProcess]
 ) -> None:
@@ -198,7 +199,7 @@ def test_a_job_that_kills_the_executor_of_a_member_twice_is_quarantined(
         await until(daemon, lambda: daemon.store.mark.of("left").life != life and not has_lost(daemon))
 
     async def main() -> None:
-        async with fleet_daemon(tmp_path / "state", hosts_of(left, lease_s=LEASE_S)) as daemon:
+        async with fleet_daemon(tmp_path / "state", hosts_of(left, lease_s=LONG_LEASE_S)) as daemon:
             await daemon.loop.submit(jobs)
             for _ in range(2):
                 await kill_in_hand_of(daemon, "job-0")
@@ -208,6 +209,63 @@ def test_a_job_that_kills_the_executor_of_a_member_twice_is_quarantined(
             assert accounts[JobId("job-1")].phase is Phase.FINISHED
 
     asyncio.run(main())
+
+
+def test_a_daemon_starts_without_a_host_that_joins_later(tmp_path: Path, agents: list[AgentProcess]) -> None:
+    left, right, _ = agents
+    left.start()
+    right.start()
+    right.close()
+    jobs = jobs_in(tmp_path / "code", 2, steps=150)
+    state, hosts = tmp_path / "state", hosts_of(left, right, lease_s=LONG_LEASE_S)
+    with pytest.raises(InputError, match="cannot be reached"):
+        asyncio.run(remote_members(hosts, state))
+
+    async def main() -> None:
+        async with fleet_daemon(state, hosts, may_be_away=True) as daemon:
+            await daemon.loop.submit(jobs)
+            await until(daemon, lambda: done(daemon, "job-0") >= 1)
+            assert [node.name for node in daemon.scheduler.cluster.nodes] == ["left"]
+            right.start()
+            await until(daemon, lambda: placed(daemon, "job-1") == "right")
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+
+    asyncio.run(main())
+    found = outcomes(read(state))
+    assert {job.spec.id: found[job.spec.id].digest for job in jobs} == {
+        job.spec.id: digest_of(tmp_path / "code", job) for job in jobs
+    }
+    assert (state / "jobs" / "job-1" / "checkpoints").is_dir()
+
+
+def test_jobs_go_on_after_the_daemon_is_restarted_and_a_link_breaks(tmp_path: Path, agents: list[AgentProcess]) -> None:
+    left = agents[0]
+    left.start()
+    (job,) = jobs_in(tmp_path / "code", 1, steps=300, extra="checkpoint_every = 1\n")
+    state = tmp_path / "state"
+
+    async def main() -> None:
+        link = await Link(left.port).open()
+        hosts = hosts_of(left, lease_s=LONG_LEASE_S, ports={"left": link.port})
+        try:
+            async with fleet_daemon(state, hosts, leave_running=True) as daemon:
+                await daemon.loop.submit([job])
+                await until(daemon, lambda: done(daemon, "job-0") >= 5)
+            executor = left.executor_pid
+            async with fleet_daemon(state, hosts) as daemon:
+                before = done(daemon, "job-0")
+                await until(daemon, lambda: done(daemon, "job-0") > before)
+                link.drop()
+                await until(daemon, lambda: not daemon.scheduler.jobs)
+                assert left.executor_pid == executor
+        finally:
+            await link.close()
+
+    asyncio.run(main())
+    entries = read(state)
+    check_journal(entries, [job.spec.id])
+    assert steps_made(state, job.spec.id) == dict.fromkeys(range(1, 301), 1), "no step is made twice"
+    assert outcomes(entries)[job.spec.id].digest == digest_of(tmp_path / "code", job)
 
 
 def test_a_member_that_is_away_does_not_keep_the_loop_from_ending() -> None:

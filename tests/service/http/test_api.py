@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
-from carpool.jobs.job_file import KEYS
+from carpool.jobs.job_keys import KEYS
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.service.daemon.loop import ReadOnly
 from carpool.service.http.problems import problem_of_error

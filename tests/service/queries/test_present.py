@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.backends.job_accounting import JobAccount
 from carpool.backends.online_estimator import OnlineEstimator
+from carpool.cli.render.live_table import progress
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.core.topology import Cluster
-from carpool.service.queries.present import expected_end, read_log
+from carpool.service.queries.present import TimeBase, expected_end, job_view, read_log
+from carpool.service.queries.results import results_view
 
 
 @given(text=st.text(), most=st.integers(1, 9))
@@ -43,3 +46,10 @@ def test_a_job_of_unknown_length_has_no_expected_end() -> None:
     found = expected_end(job, 10.0, estimator)
     assert found is not None
     assert found.mean_s == 10.0
+
+
+def test_steps_are_those_that_were_reported_everywhere() -> None:
+    account = JobAccount(JobSpec(JobId("a")), 0.0, Phase.RUNNING, done=30.0, rate=5.0, as_of=10.0)
+    shown = job_view(account, phase=Phase.RUNNING, redact=str, at=20.0, time_base=TimeBase(0.0), names={})
+    assert shown.steps == account.steps == results_view("s", [account], 20.0).rows[0].steps == 30
+    assert progress(account, 100.0).startswith("step 30 of 100")

@@ -70,8 +70,8 @@ class LineDisplay:
         if job not in self._decisions and account.spec.params:
             yield account.submitted_at, format_params(account.spec.params)
         for given in account.decisions[self._decisions.get(job, 0) :]:
-            what = "waits" if given.allocation is None else f"gets {held(given.allocation, self._run.names)}"
-            yield given.at, f"{what}: {given.reason.partition('; ')[0]}"  # `carpool explain` has the whole reason
+            what = "is preempted" if given.allocation is None else f"gets {held(given.allocation, self._run.names)}"
+            yield given.at, f"{what}: {given.summary}"  # `carpool explain` has the whole reason
         self._decisions[job] = len(account.decisions)
         yield from account.story[self._messages.get(job, 0) :]
         self._messages[job] = len(account.story)
@@ -162,7 +162,7 @@ class LiveTable:
         busy = {device for account in accounts.values() if account.held for device in account.held.devices()}
         devices = ", ".join(f"{device.name} ({device.kind})" for device in run.devices)
         foot = Text(f"{len(busy)} of {len(run.devices)} devices busy: {devices}", style="dim")
-        return Group(grid, foot, Text(run.accounting.reason, style="italic"))
+        return Group(grid, foot, Text(run.accounting.reason.partition("; ")[0], style="italic"))
 
 
 _STYLES = {Phase.FINISHED: "green", Phase.FAILED: "red", Phase.WAITING: "dim", Phase.BLOCKED: "dim"}
@@ -172,13 +172,13 @@ def row(job: JobId, account: JobAccount, total: float | None, names: Mapping[int
     """A job's cells: name, state, devices, step, loss, rate, time left."""
     loss = account.outcome.loss if account.outcome is not None else account.loss
     where = held(account.held, names) if account.held is not None else ""
-    step = f"{account.done:.0f}" + (f"/{total:.0f}" if total else "")
+    step = f"{account.steps}" + (f"/{total:.0f}" if total else "")
     left = (total - account.done) / account.rate if total and account.rate > 0 else None
     return (
         short(job),
         str(account.phase),
         where,
-        step if account.done or total else "",
+        step if account.steps or total else "",
         "" if loss is None else f"{loss:.4f}",
         f"{account.rate:.1f}" if account.rate else "",
         _time_left(account, left),
@@ -193,7 +193,7 @@ def _time_left(account: JobAccount, left_s: float | None) -> str:
 
 def progress(account: JobAccount, total: float | None) -> str:
     """A job's progress as text."""
-    words = f"step {account.done:.0f}" + (f" of {total:.0f}" if total else "")
+    words = f"step {account.steps}" + (f" of {total:.0f}" if total else "")
     if account.loss is not None:
         words += f", loss {account.loss:.4f}"
     return f"{words}, {account.phase}" if account.held is None else f"{words}, {account.rate:.1f} steps/s"

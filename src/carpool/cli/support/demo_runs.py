@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -15,6 +15,7 @@ from carpool import __version__
 from carpool.backends.run_folder import RunFolder
 from carpool.cli.render.comparison_table import print_comparison
 from carpool.cli.render.live_table import RunDisplay
+from carpool.cli.support.demo_by_hand import HandRun, run_at_once, run_in_turn
 from carpool.cli.verbs.run import choose_display, default_policy, watch
 from carpool.cli.verbs.simulate import write_report
 from carpool.core.model import JobId, JobSpec, Phase
@@ -75,10 +76,32 @@ class DemoVariant:
     rigid: bool  # jobs run one after another, each on all devices it can use
 
 
+Baselines = Callable[[Sequence[LocalDevice], float], dict[str, HandRun]]
+
+
+def run_by_hand(devices: Sequence[LocalDevice], effort: float) -> dict[str, HandRun]:
+    """The jobs as plain PyTorch loops, in the two ways in which people run them without a scheduler."""
+    cores = sum(len(device.cores) for device in devices) or 1
+    places = ["cpu"] if devices[0].cuda is None else [f"cuda:{device.cuda}" for device in devices]
+    ways = {"one after another": run_in_turn, "all at once": run_at_once}
+    found = {}
+    for name, way in ways.items():
+        click.echo(f"\nplain PyTorch, {name}:", err=True)
+        found[name] = way(JOBS, places, cores, _epochs(effort))
+        click.echo(f"  {found[name].makespan_s:.1f} s", err=True)
+    return found
+
+
 def show_live_demo(
-    folder: Path, devices: Sequence[LocalDevice], start: StartExecutor, *, effort: float = 1.0, quiet: bool = False
+    folder: Path,
+    devices: Sequence[LocalDevice],
+    start: StartExecutor,
+    *,
+    effort: float = 1.0,
+    quiet: bool = False,
+    by_hand: Baselines = run_by_hand,
 ) -> int:
-    """Run the jobs both ways, compare weights and times, write the timelines; 0 if all weights are identical."""
+    """Run the jobs by hand, alone and shared, compare weights and times; 0 if all weights are identical."""
     together = default_policy() if len(devices) > 1 else f"mps-equal:slots={len(JOBS)}"
     variants = (DemoVariant("one after another", "fifo", True), DemoVariant("shared", together, False))
     named = ", ".join(f"{device.name} ({device.kind})" for device in devices)
@@ -99,7 +122,10 @@ def show_live_demo(
         runs.append(run)
         records.append(RunRecord(variant.name, _figures(variant, run), recorder.close(run.accounting.at)))
     _write(folder, devices, records)
-    return _compare(runs, folder)
+    is_identical = _compare_jobs(*runs)
+    _compare_times(by_hand(devices, effort), *runs)
+    click.echo(f"Timelines: {folder / 'demo.svg'}; charts: {folder / 'demo.html'}")
+    return 0 if is_identical else 1
 
 
 def _run(
@@ -132,10 +158,15 @@ def demo_jobs(num_devices: int, *, rigid: bool, effort: float = 1.0) -> tuple[Li
         spec = JobSpec(JobId(name), least, model=name, min_devices=least, max_devices=widest, exact=True)
         if rigid and jobs:  # one job may leave devices free
             spec = replace(spec, after=(jobs[-1].spec.id,))
-        args = {} if effort == 1.0 else {"epochs": max(1, round(effort * 4))}
+        args = {} if (epochs := _epochs(effort)) is None else {"epochs": epochs}
         entry = f"carpool.runtime.demo_trainings:{name}"
         jobs.append(ListedJob(spec, Program(entry=entry, args=args, folder=str(Path.cwd()), exact=True, shards=shards)))
     return tuple(jobs)
+
+
+def _epochs(effort: float) -> int | None:
+    """Epochs of every job; None for its own number."""
+    return None if effort == 1.0 else max(1, round(effort * 4))
 
 
 def _figures(variant: DemoVariant, run: BatchRun) -> dict[str, Any]:
@@ -158,8 +189,8 @@ def _write(folder: Path, devices: Sequence[LocalDevice], records: Sequence[RunRe
     write_page(folder / "demo.html", render("One after another, and shared", head, records))
 
 
-def _compare(runs: Sequence[BatchRun], folder: Path) -> int:
-    alone, shared = runs
+def _compare_jobs(alone: BatchRun, shared: BatchRun) -> bool:
+    """Print each job's end in both runs; whether all weights are identical."""
     click.echo(f"\n{'job':<12} {'alone, end at':>15} {'shared, end at':>16} {'accuracy':>9}  weights")
     is_identical = True
     for name, before in alone.accounting.accounts.items():
@@ -174,14 +205,20 @@ def _compare(runs: Sequence[BatchRun], folder: Path) -> int:
             f"{name:<12} {_seconds(before.jct_s):>15} {_seconds(after.jct_s):>16} "
             f"{'–' if accuracy is None else f'{accuracy:.1%}':>9}  {words}"
         )
-    first, second = alone.metrics.summary(), shared.metrics.summary()
-    click.echo(
-        f"\nAll four finished: {first.makespan_s:.1f} s one after another, {second.makespan_s:.1f} s shared "
-        f"({_gain(first.makespan_s, second.makespan_s)}). Average job: {first.avg_jct_s:.1f} s and "
-        f"{second.avg_jct_s:.1f} s ({_gain(first.avg_jct_s, second.avg_jct_s)})."
-    )
-    click.echo(f"Timelines: {folder / 'demo.svg'}; charts: {folder / 'demo.html'}")
-    return 0 if is_identical else 1
+    return is_identical
+
+
+def _compare_times(by_hand: Mapping[str, HandRun], alone: BatchRun, shared: BatchRun) -> None:
+    """Print how long all jobs, and the average job, took in every way."""
+    ours = shared.metrics.summary()
+    rows = {f"plain PyTorch, {name}": (run.makespan_s, run.avg_jct_s) for name, run in by_hand.items()}
+    for name, run in (("carpool, one after another", alone), ("carpool, shared", shared)):
+        summary = run.metrics.summary()
+        rows[name] = summary.makespan_s, summary.avg_jct_s
+    click.echo(f"\n{'':<34} {'all four':>9} {'average job':>12}")
+    for name, (makespan_s, jct_s) in rows.items():
+        gains = f"  shared is {_gain(makespan_s, ours.makespan_s)}, {_gain(jct_s, ours.avg_jct_s)}"
+        click.echo(f"{name:<34} {makespan_s:>7.1f} s {jct_s:>10.1f} s{gains if name != 'carpool, shared' else ''}")
 
 
 def _seconds(value: float | None) -> str:

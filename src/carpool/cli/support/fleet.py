@@ -32,11 +32,18 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find_members(
-    engine: str, hosts_file: str, state: Path, jobs: Sequence[ListedJob] = (), *, devices: str = ""
+    engine: str,
+    hosts_file: str,
+    state: Path,
+    jobs: Sequence[ListedJob] = (),
+    *,
+    devices: str = "",
+    may_be_away: bool = False,
 ) -> tuple[FleetMember, ...]:
     """The machines that an engine uses; none for this machine alone. InputError before anything is started.
 
-    Every machine is asked for its devices, and whether it has the paths that the jobs name.
+    Every machine is asked for its devices, and whether it has the paths that the jobs name. One that may be away joins
+    when it can be reached.
     """
     if engine == "local":
         if hosts_file:
@@ -56,7 +63,7 @@ def find_members(
     hosts = read_hosts(Path(hosts_file))
 
     async def ask() -> tuple[FleetMember, ...]:
-        members = await remote_members(hosts, state)
+        members = await remote_members(hosts, state, may_be_away=may_be_away)
         await check_jobs(hosts, state, jobs)
         return members
 

@@ -28,7 +28,9 @@ Examples:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="With --simulated: seed of the generated jobs.")
 def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: int) -> int:
-    """Train four small models one after another, then shared; compare times and final weights.
+    """Train four small models shared, one after another, and by hand; compare times and final weights.
+
+    By hand means plain PyTorch loops: each job alone with its best number of threads, and all jobs at once.
 
     Timelines and a report page are written to --out. Exit code 1 when weights differ or a job failed.
     """
@@ -48,7 +50,7 @@ def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: 
         show_simulated_demo(folder, jobs, seed)
         return 0
     from carpool.cli.support.demo_runs import show_live_demo
-    from carpool.cli.verbs.run import start_executor, start_ready
+    from carpool.cli.support.executor_start import start_executor, start_ready
     from carpool.jobs.devices import overlap_note, parse_devices
 
     parsed = parse_devices(devices)

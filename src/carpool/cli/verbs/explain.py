@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,10 @@ def _history_from_run(job: str, run: str) -> History:
     folder = run_with(job, run)
     header, records = read_run_journal(folder)
     history = list(job_history(records, JobId(job), header.cluster, HistoryLabels("steps", folder.settings().names)))
-    history += [(float(row["at_s"]), str(row["what"])) for row in folder.rows(JobId(job), "story.jsonl")]
+    for row in folder.rows(JobId(job), "story.jsonl"):
+        at = row.get("at_s")
+        if isinstance(at, int | float) and isfinite(at):
+            history.append((float(at), str(row.get("what", ""))))
     history.sort(key=lambda line: line[0])
     if history:
         before = [(history[0][0], f"profile before: {line}") for line in _profile_lines(folder.job(job) / BELIEVED)]
@@ -142,6 +146,7 @@ def _profile_lines(path: Path) -> Iterator[str]:
 _WHY_EPILOG = """\b
 Examples:
   carpool why mlp
+  carpool why mlp --verbose
   carpool why mlp --run jobs --at 30
   carpool why 17 --journal run.jsonl --at 3600
 """
@@ -155,6 +160,7 @@ class Reason:
     why: str
     last_plan: str
     ending: str = ""  # how the job ended right after the instant
+    details: str = ""  # figures of the policy
 
 
 @click.command("why", epilog=_WHY_EPILOG)
@@ -162,9 +168,10 @@ class Reason:
 @journal_option
 @run_option
 @click.option("--at", type=float, metavar="S", help="Seconds since the start. [default: just before the job's end]")
+@click.option("-v", "--verbose", is_flag=True, help="Add the policy's figures, such as the prices of devices.")
 @json_option
-def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> None:
-    """Show why JOB waits, or why it has its devices, according to the policy.
+def why(job: str, journal: str, run: str, at: float | None, verbose: bool, as_json: bool) -> None:
+    """Show why JOB waits, or why it has its devices, since when, and what would change it.
 
     Without --journal, --run and --at the daemon answers for the present. Otherwise the policy is evaluated on the
     recorded state at that instant. For a journal of `simulate`, job lengths and rates are those declared in the trace.
@@ -173,7 +180,7 @@ def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> No
     if not journal and not run and at is None:
         from carpool.cli.support.daemon_client import from_daemon
 
-        now = from_daemon(job, lambda client, name: client.why(name))
+        now = from_daemon(job, lambda client, name: client.why(name, verbose=verbose))
         if now is not None:
             if as_json:
                 print_json({"job": job, "why": now})
@@ -181,16 +188,18 @@ def why(job: str, journal: str, run: str, at: float | None, as_json: bool) -> No
                 click.echo(f"now: {job} {now}")
             return
     reason = _reason_from_journal(Path(journal), job, at) if journal else _reason_from_run(job, run, at)
-    _print_reason(job, reason, as_json)
+    _print_reason(job, reason, as_json, verbose=verbose)
 
 
-def _print_reason(job: str, reason: Reason, as_json: bool) -> None:
+def _print_reason(job: str, reason: Reason, as_json: bool, *, verbose: bool) -> None:
     if as_json:
         values = asdict(reason)
         print_json({"job": job, "at_s": values.pop("at"), **values})
         return
-    click.echo(f"at {reason.at:.3f} s: {job} {reason.why}")
-    if reason.last_plan:
+    click.echo(
+        f"at {reason.at:.3f} s: {job} {reason.why}" + (f"; {reason.details}" if verbose and reason.details else "")
+    )
+    if verbose and reason.last_plan:
         click.echo(f"last plan before: {reason.last_plan}")
     if reason.ending:
         click.echo(reason.ending)
@@ -200,7 +209,7 @@ def _reason_from_journal(path: Path, job: str, at: float | None) -> Reason:
     from carpool.core.estimates import DeclaredEstimator
 
     with _open_journal(path) as (header, records):
-        return _evaluate_policy(str(path), header, records, job, at, DeclaredEstimator())
+        return _evaluate_policy(str(path), header, records, job, at, DeclaredEstimator(), {})
 
 
 def _reason_from_run(job: str, run: str, at: float | None) -> Reason:
@@ -210,11 +219,19 @@ def _reason_from_run(job: str, run: str, at: float | None) -> Reason:
 
     folder = run_with(job, run)
     header, records = read_run_journal(folder)
-    return _evaluate_policy(str(folder.path), header, records, job, at, OnlineEstimator(header.cluster))
+    return _evaluate_policy(
+        str(folder.path), header, records, job, at, OnlineEstimator(header.cluster), folder.settings().names
+    )
 
 
 def _evaluate_policy(
-    where: str, header: Header, records: Iterable[Record], name: str, at: float | None, estimator: Estimator
+    where: str,
+    header: Header,
+    records: Iterable[Record],
+    name: str,
+    at: float | None,
+    estimator: Estimator,
+    names: Mapping[int, str],
 ) -> Reason:
     """Recover the scheduler at the instant and ask the policy that was active then."""
     from carpool.core.messages import PolicyChanged
@@ -231,7 +248,8 @@ def _evaluate_policy(
     if job is None:
         raise _unknown_job(name, where if at is None else f"{where} at {at:g} s")
     plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
-    return Reason(scheduler.at, scheduler.why(job), plans[-1] if plans else "", ending)
+    details = policy.details(scheduler.snapshot(), job)
+    return Reason(scheduler.at, scheduler.why(job, names), plans[-1] if plans else "", ending, details)
 
 
 def _records_until(records: Iterable[Record], job: JobId, at: float | None) -> tuple[list[Record], str]:

@@ -151,7 +151,9 @@ def get(job: str, run: str, out: str, as_json: bool) -> None:
     for file in files:
         click.echo(file)
     if not weights:
-        print_note(f"no weights: {job} has no checkpoint, or is a command")
+        print_note(
+            f"no weights yet: {job} has made no checkpoint (every checkpoint_every, 60 s by default), or is a command"
+        )
 
 
 def _copy(path: Path, target: Path) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import click
 
 from carpool import __version__
 from carpool.cli.support.command_line import ProgramCommand, given_program, job_options
+from carpool.cli.support.executor_start import executor_options, start_executor, start_ready
 from carpool.cli.support.fleet import engine_options, find_members
 from carpool.cli.support.options import guard_stdout, log_options, sweep_option
 from carpool.core.errors import InputError
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice
     from carpool.jobs.job_file import ListedJob
-    from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
+    from carpool.runtime.executor.client import ExecutorOptions
     from carpool.runtime.process.launch import Launched
     from carpool.service.daemon.batch_run import BatchRun, RunEnd
     from carpool.service.daemon.executor_access import FleetMember, StartExecutor
 
 PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that is installed
-_MAX_NAMED = 3  # jobs in a message
 _REFRESH_S = 0.25
 _LOG_LEVEL = "error"  # the display shows what goes wrong with jobs
 
@@ -320,73 +320,6 @@ def check_reducer(reducer: str, jobs: Sequence[ListedJob]) -> None:
             f"--reducer group, but job {joint[0]!r} has sync_batchnorm = true, which needs shared memory",
             way_out="Use --reducer shared, or set sync_batchnorm = false.",
         )
-
-
-async def start_executor(
-    devices: Sequence[LocalDevice],
-    state: Path,
-    *,
-    lanes: str = "auto",
-    warm: int = 0,
-    reducer: str = "shared",
-    memory_cap: int = 0,
-    launched: Launched | None = None,
-) -> ExecutorClient:
-    """Claim the executor process that was launched, or start one, without waiting until it can launch workers."""
-    from carpool.runtime.executor.client import ExecutorClient
-
-    options = executor_options(lanes, warm, reducer, memory_cap)
-    return await ExecutorClient.start(devices, state, options=options, launched=launched, wait=False)
-
-
-def executor_options(lanes: str, warm: int, reducer: str, memory_cap: int) -> ExecutorOptions:
-    """The options of executors that run a fixed list of jobs."""
-    from carpool.runtime.executor.client import ExecutorOptions
-
-    return ExecutorOptions(
-        mps=lanes == "auto",
-        warm=warm,
-        is_closed=True,
-        reducer=reducer,
-        memory_cap=memory_cap,
-    )
-
-
-async def start_ready(
-    devices: Sequence[LocalDevice],
-    state: Path,
-    *,
-    start: Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorClient]],
-    check: Sequence[ListedJob] = (),
-) -> ExecutorClient:
-    """Start the executor and wait until it can launch workers and has checked the entries of some jobs."""
-    executor = await start(devices, state)
-    try:
-        await check_entries(executor, check)
-    except BaseException:
-        await executor.stop(checkpoint=False)
-        raise
-    return executor
-
-
-async def check_entries(executor: ExecutorClient, jobs: Sequence[ListedJob]) -> None:
-    """InputError where an entry raises, or returns something other than a valid training."""
-    from carpool.runtime.process.entry_check import TIMEOUT_S
-
-    programs = {spec.id: program for spec, program in jobs if program.entry}
-    errors = await executor.check(programs, TIMEOUT_S)
-    unchecked = [job for job in programs if job not in errors]
-    if unchecked:
-        _echo(f"skipped the entry check of {_some(unchecked)} (took longer than {TIMEOUT_S:g} s)")
-    problems = {job: error for job, error in errors.items() if error}
-    for job, problem in problems.items():
-        others = [other for other in problems if other != job]
-        same = f"{len(others)} more job{'s have' if len(others) > 1 else ' has'} the same problem: {_some(others)}."
-        raise InputError(problem, where=f"job {job!r}", way_out=same if others else "")
-
-
-def _some(jobs: Sequence[str]) -> str:
-    return ", ".join(jobs[:_MAX_NAMED]) + (", …" if len(jobs) > _MAX_NAMED else "")
 
 
 def exit_code(run: BatchRun, end: RunEnd) -> int:

@@ -107,7 +107,7 @@ def serve(oversubscribe: bool, leave_running: bool, engine: str, hosts_file: str
     # The workers of an executor that a killed daemon left running are not foreign processes.
     executor = ExecutorSocket(settings.state / "executor").executor_pid
     is_ours = belongs_to(executor) if executor is not None else lambda pid: False
-    members = find_members(engine, hosts_file, settings.state, devices=flags["devices"] or "")
+    members = find_members(engine, hosts_file, settings.state, devices=flags["devices"] or "", may_be_away=True)
     devices = () if members else tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
     if note := overlap_note(devices):
         _echo(note)

@@ -121,7 +121,7 @@ _STYLES = {"running": "", "paused": "yellow", "waiting": "dim", "blocked": "dim"
 @server_option
 @json_option
 def top(every: float, once: bool, server: str, as_json: bool) -> None:
-    """Show the jobs on each device and every job's progress, updated until Ctrl-C.
+    """Show nodes, the jobs on each device and every job's progress, updated until Ctrl-C.
 
     With --json, print the current state once.
     """
@@ -144,11 +144,12 @@ def top(every: float, once: bool, server: str, as_json: bool) -> None:
 
 def _fetch(client: Client) -> dict[str, Any]:
     jobs = client.jobs(phase=_PHASE_ORDER, newest_first=False, limit=200)
-    return {"summary": client.summary(), "devices": client.devices(), "jobs": jobs["jobs"], "active": jobs["total"]}
+    cluster = {"summary": client.summary(), "devices": client.devices(), "nodes": client.nodes()}
+    return {**cluster, "jobs": jobs["jobs"], "active": jobs["total"]}
 
 
 def draw(state: dict[str, Any]) -> RenderableType:
-    """Render summary line, device table and job table."""
+    """Render summary line, table of nodes where there are several, device table and job table."""
     from rich.console import Group
     from rich.text import Text
 
@@ -157,7 +158,19 @@ def draw(state: dict[str, Any]) -> RenderableType:
     head = Text(f"carpool {summary['version']}  policy {summary['policy']}  {counts or 'no jobs'}", style="bold")
     more = state["active"] - len(state["jobs"])
     foot = [Text(f"… and {more} more", style="dim")] if more else []
-    return Group(head, Text(), _device_table(state["devices"]), Text(), _job_table(state["jobs"]), *foot)
+    nodes = [_node_table(state["nodes"]), Text()] if len(state["nodes"]) > 1 else []
+    return Group(head, Text(), *nodes, _device_table(state["devices"]), Text(), _job_table(state["jobs"]), *foot)
+
+
+def _node_table(nodes: Sequence[Mapping[str, Any]]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in NODE_HEADINGS:
+        table.add_column(heading, no_wrap=True)
+    for node in nodes:
+        table.add_row(*node_row(node), style="red" if node["is_lost"] else "dim" if node["is_drained"] else "")
+    return table
 
 
 def _device_table(devices: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,14 +47,17 @@ from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Evaluation, Report, Sized, Told
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
+from carpool.runtime.memory.declared_memory import resident_bytes
+from carpool.runtime.memory.oom_kills import OomKills
 from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, close_all, pair
-from carpool.runtime.process.process_tree import bind_tree, continue_tree, kill_tree, stop_tree
+from carpool.runtime.process.process_tree import bind_tree, continue_tree, descendants, kill_tree, stop_tree
 from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed, ProgressFound, RunProgram
 from carpool.runtime.process.reaper import NOT_STARTED
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _COLLECT_S = 1.0  # between readings of a command's metrics
 _DRAIN_S = 2.0  # after a command's exit, for messages of its session
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second is what a shell reports
 _log = logging.getLogger(__name__)
 
 
@@ -79,6 +83,7 @@ class CommandProcess:
         listener: CommandListener,
         parking: CommandParking | None = None,
         run_in_fork: RunInFork | None = None,
+        oom_kills: OomKills | None = None,
     ) -> None:
         self._parking = parking or CommandParking()
         self.state = CommandState(
@@ -90,7 +95,7 @@ class CommandProcess:
             cpu_devices=[number for number, device in devices.items() if device.cuda is None],
         )
         self.time_sliced = False
-        self._program = program
+        self.program = program
         self._folder = folder
         self._devices = devices
         self._cores = cores
@@ -98,6 +103,7 @@ class CommandProcess:
         self._listener = listener
         self._channel: AsyncChannel | None = None  # to its session, if it has one
         self._run_in_fork = run_in_fork
+        self._oom_kills = oom_kills or OomKills()
         self._epoch = 0
         self._process: StartedCommand | None = None
         self._launching: asyncio.Task[None] | None = None
@@ -125,6 +131,11 @@ class CommandProcess:
         if self._metrics is not None and self._collecting is None and at - self._collected_at >= _COLLECT_S:
             self._collected_at = at
             self._collecting = asyncio.create_task(self._collect(self._metrics))
+
+    def resident_bytes(self) -> int:
+        """RAM of all its processes; 0 while it has none."""
+        process = self._process
+        return 0 if process is None else resident_bytes([process.pid, *descendants(process.pid)])
 
     def fail(self, error: str) -> None:
         self._run(self.state.fail(asyncio.get_running_loop().time(), error))
@@ -254,8 +265,8 @@ class CommandProcess:
         """Start the command, and finish when it has exited."""
         theirs, self._lifeline = os.pipe()
         ours, end = pair()
-        log, folder = self._folder.path / "log", Path(self._program.folder)
-        metrics = CommandMetrics(log, folder, self._program.metrics, since=time.time() - 1.0)
+        log, folder = self._folder.path / "log", Path(self.program.folder)
+        metrics = CommandMetrics(log, folder, self.program.metrics, since=time.time() - 1.0)
         try:
             log_size = os.fstat(self._folder.log()).st_size
             process = await self._start_process(slots, Descriptors(self._folder.log(), theirs, end.fileno()))
@@ -277,17 +288,17 @@ class CommandProcess:
         self._channel = AsyncChannel(ours)
         receiving = asyncio.create_task(self._receive(self._channel))
         self._finishing = asyncio.create_task(self._finish(process, receiving))
-        if self._program.progress:
+        if self.program.progress:
             self._reading = asyncio.create_task(self._read_progress(log_size))
 
     async def _start_process(self, slots: tuple[WorkerSlot, ...], fds: Descriptors) -> StartedCommand:
         devices = [self._devices[slot.device] for slot in slots]
-        cores = self._cores_of(slots) or [*self._cores.claim(self.state.job, self._program.cpus * len(slots))]
-        folder = Path(self._program.folder) if self._program.folder else Path.cwd()
+        cores = self._cores_of(slots) or [*self._cores.claim(self.state.job, self.program.cpus * len(slots))]
+        folder = Path(self.program.folder) if self.program.folder else Path.cwd()
         if not folder.is_dir():
             raise NotADirectoryError(f"{folder} is not a folder")
-        command, environment = command_line(self._program), self._environment(slots, devices, cores)
-        if self._run_in_fork is not None and can_fork(self._program, command, folder):
+        command, environment = command_line(self.program), self._environment(slots, devices, cores)
+        if self._run_in_fork is not None and can_fork(self.program, command, folder):
             request = RunProgram(tuple(command), str(folder), environment, tuple(cores), self._grace_s)
             forked = await self._try_fork(request, fds)
             if forked is not None:
@@ -315,7 +326,7 @@ class CommandProcess:
 
     async def _read_progress(self, start: int) -> None:
         """Report the progress that the command's output shows, until it has exited."""
-        reader, channel = start_progress_reader(self._program.progress, self._folder.path / "log", start)
+        reader, channel = start_progress_reader(self.program.progress, self._folder.path / "log", start)
         total: float | None = None
         try:
             while True:
@@ -369,7 +380,7 @@ class CommandProcess:
     def _environment(
         self, slots: tuple[WorkerSlot, ...], devices: list[LocalDevice], cores: list[int]
     ) -> dict[str, str]:
-        share = 1.0 if self._program.cpus and not devices[0].cores else min(slot.fraction for slot in slots)
+        share = 1.0 if self.program.cpus and not devices[0].cores else min(slot.fraction for slot in slots)
         threads = max(1, round(share * len(cores)))
         indices = [device.cuda for device in devices if device.cuda is not None]
         gpus = cuda_visible_names(indices, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -383,9 +394,9 @@ class CommandProcess:
             "CARPOOL_CORES": ",".join(map(str, cores)),
             "CARPOOL_FRACTION": ",".join(f"{slot.fraction:g}" for slot in slots),
             "CARPOOL_THREADS": str(threads),
-            "CARPOOL_CHECKPOINT_S": f"{self._program.checkpoint_s:g}",
-            "CARPOOL_KEEP": str(self._program.keep),
-            **self._program.environment,
+            "CARPOOL_CHECKPOINT_S": f"{self.program.checkpoint_s:g}",
+            "CARPOOL_KEEP": str(self.program.keep),
+            **self.program.environment,
         }
 
     async def _finish(self, process: StartedCommand, receiving: asyncio.Task[None]) -> None:
@@ -413,7 +424,8 @@ class CommandProcess:
         if code == NOT_STARTED:
             self._start_failed("the command could not be started; see its log")
         else:
-            self._run(self.state.exited(asyncio.get_running_loop().time(), code))
+            cause = self._oom_kills.claim() if code in _KILLED else ""
+            self._run(self.state.exited(asyncio.get_running_loop().time(), code, cause))
 
     def _start_failed(self, why: str) -> None:
         with contextlib.suppress(RuntimeError):

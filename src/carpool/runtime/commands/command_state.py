@@ -80,7 +80,7 @@ class CommandState:
         job: JobId,
         *,
         time_limit_s: float = 0.0,
-        retries: int = 3,
+        retries: int = 2,
         resumable: bool = False,
         can_park: bool = False,  # on every device that it may be assigned
         cpu_devices: Collection[int] = (),
@@ -174,8 +174,8 @@ class CommandState:
             self._failure = f"the parked command could not be continued: {why}"
         return self._reconcile(at)
 
-    def exited(self, at: float, code: int) -> list[CommandAction]:
-        """Handle the command's exit; a negative code is the signal that killed it."""
+    def exited(self, at: float, code: int, cause: str = "") -> list[CommandAction]:
+        """Handle the command's exit; a negative code is the signal that killed it, `cause` why the kernel did."""
         phase = self.phase
         self.slots = ()
         self._enter(at, CommandPhase.IDLE)
@@ -183,6 +183,7 @@ class CommandState:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if phase in {CommandPhase.PARKED, CommandPhase.RESTORING}:
             how += " while it was parked"
+        how += f", {cause}" if cause else ""
         is_terminating = phase is CommandPhase.TERMINATING
         if self._failure:
             self._end(self._failure)
@@ -198,7 +199,7 @@ class CommandState:
 
     def _may_restart(self, code: int) -> bool:
         self._kills += 1
-        return code < 0 and self.has_session and self._kills < self._retries
+        return code < 0 and self.has_session and self._kills <= self._retries
 
     def start_failed(self, at: float, why: str) -> list[CommandAction]:
         self.slots = ()

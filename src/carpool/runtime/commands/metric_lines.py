@@ -1,7 +1,7 @@
 """Metrics in a program's output: lines that are JSON objects, such as ``{"step": 10, "val_acc": 0.8}``.
 
-A Python dictionary on a line, as the Hugging Face trainer prints it, counts too. A line needs a step (`step`,
-`global_step`, `iteration` or `epoch`) and at least one number.
+A Python dictionary, as the Hugging Face trainer prints it, counts too, with numbers as text (``'0.69'``) and behind a
+progress bar on the same line. A line needs a step (`step`, `global_step`, `iteration` or `epoch`) and a number.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _MAX_NAME = 100
 _MAX_LINE = 1 << 13  # bytes; longer lines are no metrics
 _STEPS = ("step", "global_step", "steps", "iteration", "iter", "epoch")
 _IGNORED = frozenset({"time", "timestamp", "ts"})
+_NUMBER = re.compile(r"[+-]?\d{1,30}(\.\d{0,30})?([eE][+-]?\d{1,3})?", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -54,10 +55,13 @@ class MetricLines:
         return rows
 
     def _row(self, line: bytes) -> MetricRow | None:
-        line = line.strip()
-        if not line.startswith(b"{") or not line.endswith(b"}") or len(line) > _MAX_LINE:
+        line = line.rpartition(b"\r")[2].strip() or line.strip()
+        start = line.find(b"{")
+        if start < 0 or not line.endswith(b"}") or len(line) > _MAX_LINE:
             return None
-        found = _parsed(line.decode("utf-8", "replace"))
+        if start and b"%|" not in line[:start]:  # only a progress bar may stand before it
+            return None
+        found = _parsed(line[start:].decode("utf-8", "replace"))
         key = next((key for key in _STEPS if key in found), None)
         if key is None:
             return None
@@ -79,7 +83,15 @@ def _parsed(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         return {}
-    return {name: each for name, each in value.items() if isinstance(name, str) and name and _is_number(each)}
+    numbers = {name: _as_number(each) for name, each in value.items() if isinstance(name, str) and name}
+    return {name: each for name, each in numbers.items() if _is_number(each)}
+
+
+def _as_number(value: object) -> object:
+    """The number that a short text holds; other values as they are."""
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
+        return value
+    return float(value)
 
 
 def _is_number(value: object) -> bool:

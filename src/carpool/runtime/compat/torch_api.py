@@ -73,14 +73,30 @@ def file_store(path: str) -> Any:
     return dist.FileStore(path, -1)  # type: ignore[attr-defined]
 
 
-def new_process_group(store: Any, prefix: str, rank: int, size: int, *, backend: str, timeout: timedelta) -> Any:
-    """Join a process group without making it torch's default group. Raises `RuntimeError` where peers are missing."""
+def tcp_store(host: str, port: int, listener: int | None, *, timeout_s: float) -> Any:
+    """Open a rendezvous store at an address; with a listening socket, which it takes over, serve it there."""
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, None, listener is not None, timeout, wait_for_workers=False, master_listen_fd=listener
+    )
+
+
+def new_process_group(
+    store: Any, prefix: str, rank: int, size: int, *, backend: str, timeout: timedelta, address: str = "127.0.0.1"
+) -> Any:
+    """Join a process group without making it torch's default group. Raises `RuntimeError` where peers are missing.
+
+    Gloo listens at the address, which the other ranks must be able to reach.
+    """
     prefixed = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
     if backend == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(prefixed, rank, size, options)
-    return dist.ProcessGroupGloo(prefixed, rank, size, timeout)
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        return dist.ProcessGroupNCCL(prefixed, rank, size, nccl)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(prefixed, rank, size, options)
 
 
 def release_cublas_workspaces() -> None:

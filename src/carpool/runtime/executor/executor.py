@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.core.messages import Fact, JobCrashed, JobFailed, Order
 from carpool.core.model import JobId
+from carpool.core.units import format_bytes
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.program import Program
 from carpool.logs import log_event
@@ -25,6 +28,7 @@ from carpool.runtime.executor.exclusive_access import ExclusiveAccess
 from carpool.runtime.executor.job_guard import JobGuard
 from carpool.runtime.executor.job_table import JobTable, TrainingJob, job_options_of
 from carpool.runtime.executor.launcher import Launcher
+from carpool.runtime.executor.lent_workers import LentWorkers
 from carpool.runtime.executor.reports import Evaluation, HandedOver, Report, ReportBatcher, Sized, Told
 from carpool.runtime.job_state.actions import (
     Action,
@@ -40,7 +44,8 @@ from carpool.runtime.job_state.actions import (
     Start,
     Stopped,
 )
-from carpool.runtime.job_state.types import Target, WorkerMode, target_of
+from carpool.runtime.job_state.types import Target, WorkerMode, local_first, target_of
+from carpool.runtime.memory.oom_kills import OomKills
 from carpool.runtime.process.entry_check import EntryChecks
 from carpool.runtime.process.launch import Launched
 from carpool.runtime.process.protocol import (
@@ -58,6 +63,8 @@ from carpool.runtime.process.protocol import (
     WorkerFailed,
 )
 from carpool.runtime.process.worker_pool import WorkerKey, WorkerListener, WorkerPool
+from carpool.runtime.remote.borrowed_workers import BorrowedWorkers
+from carpool.runtime.remote.lending import Lender
 from carpool.runtime.sharing.device_arbiter import ArbiterMessage, DeviceArbiter
 from carpool.runtime.sharing.foreign_processes import ListProcesses
 from carpool.runtime.sharing.lanes import max_concurrent_jobs
@@ -77,6 +84,7 @@ class ExecutorDependencies:
     make_pool: Callable[[WorkerListener, Callable[[], float]], WorkerPool] = WorkerPool
     make_mps: Callable[[], MpsDaemon] = MpsDaemon
     list_processes: ListProcesses | None = None  # on a GPU; None: NVML
+    make_oom_kills: Callable[[], OomKills] = OomKills
 
 
 class Executor:
@@ -97,7 +105,10 @@ class Executor:
         self._report = self._batcher.report
         self._clock = clock = outside.clock
         self._pool = pool = outside.make_pool(self, clock)
-        self.jobs = jobs = JobTable(state, self._devices, options.grace_s)
+        self._oom_kills = outside.make_oom_kills()
+        self._borrowed = BorrowedWorkers(self, state.absolute(), clock)
+        self._reachable: dict[int, LocalDevice] = dict(self._devices)  # and those that other nodes lend
+        self.jobs = jobs = JobTable(state, self._reachable, options.grace_s, self._oom_kills)
         self._trainings, self._commands = jobs.trainings, jobs.commands
         self._arbiter = DeviceArbiter(devices, options, self._send_to_sharer)
         self._exclusive = ExclusiveAccess(self._trainings, self._run, clock)
@@ -111,6 +122,7 @@ class Executor:
         self._launcher = Launcher(
             self._devices, options, jobs, pool, self._mps, self._arbiter, self._report, clock, outside.list_processes
         )
+        self.lent = LentWorkers(self._launcher, pool, state.absolute(), self._kill)
         self._guard = JobGuard(self._fail_job, options.job_marker)
         self._rejected: dict[JobId, str] = {}  # jobs that could not be added, and why
         self._ticked_at = clock()
@@ -138,6 +150,7 @@ class Executor:
         for command in self._commands.values():
             command.kill()
         began = self._clock()
+        await self._borrowed.close()
         await self._pool.stop()
         without_workers = self._clock()
         await self._mps.stop()
@@ -196,7 +209,7 @@ class Executor:
     def _abandon(self, training: TrainingJob, error: str) -> None:
         state = training.state
         for worker in training.devices:
-            self._pool.kill((training.job, worker))
+            self._kill((training.job, worker))
         if not state.is_over:
             state.is_over = True
             self._batcher.emit(JobFailed(training.job, state.acks.final_generation(state.target), error))
@@ -219,7 +232,8 @@ class Executor:
                 if held is None or (held.is_over and self.jobs.drop(job)):
                     self._leaving.discard(job)
                     saved = [] if training is None else [copy.step for copy in training.folder.state_copies()]
-                    self._report(HandedOver(job, max([0 if held is None else held.steps, *saved])))
+                    steps = held.steps if held is not None and training is None else max(saved, default=0)
+                    self._report(HandedOver(job, steps))
 
     def apply_orders(self, orders: Sequence[Order]) -> None:
         """Carry out orders; those of one call take effect together."""
@@ -231,17 +245,38 @@ class Executor:
         self._update_time_slicing(at)
         self._flush()
 
+    def introduce_lenders(self, lenders: Sequence[Lender]) -> None:
+        """Learn of devices on other nodes that the next orders may name beside this node's."""
+        for lender in lenders:
+            self._borrowed.introduce(lender)
+        self._reachable |= {n: d for n, d in self._borrowed.devices.items() if n not in self._devices}
+
     def _apply_order(self, at: float, order: Order) -> None:
-        target = target_of(order)
+        target = local_first(target_of(order), lambda device: device not in self._devices)
         self._log_order(order.job, target)
-        unknown = [slot.device for slot in target.slots if slot.device not in self._devices]
-        if order.job in self._trainings and not unknown:
-            training = self._trainings[order.job]
+        training = self._trainings.get(order.job)
+        known = self._devices if training is None else self._reachable
+        unknown = [slot.device for slot in target.slots if slot.device not in known]
+        if training is not None and not unknown and (problem := self._why_not_across(training, target)):
+            self._run(training, training.machine.fail(at, problem))
+        elif training is not None and not unknown:
             self._run(training, training.machine.order(at, target))
         elif order.job in self._commands and not unknown:
             self._commands[order.job].order(at, target)
         else:
             self._refuse(order, unknown)
+
+    def _why_not_across(self, training: TrainingJob, target: Target) -> str:
+        """Why a job cannot run on the nodes of an order; empty if it can."""
+        if not training.state.spans_nodes([slot.device for slot in target.slots]):
+            return ""
+        if training.program.sync_batchnorm:
+            return "sync_batchnorm = true needs shared memory, and the job was assigned devices of several nodes"
+        if self._options.memory_cap:
+            return "under --memory-cap a job runs on one node, and it was assigned devices of several"
+        if training.state.is_lent(target.slots[0].device):
+            return "the job was assigned devices of other nodes only"
+        return ""
 
     def _refuse(self, order: Order, unknown: Sequence[int]) -> None:
         """Report an order that cannot be carried out; devices of another node are no fault of the job."""
@@ -284,6 +319,8 @@ class Executor:
     def freeze(self, *, frozen: bool) -> None:
         """Stop the processes of all commands, also of those started meanwhile, or let them go on."""
         self._is_frozen = frozen
+        if frozen:
+            self.lent.end_all()
         for command in list(self._commands.values()):
             with self._guard.handling(command.state.job):
                 command.freeze(frozen=frozen)
@@ -302,6 +339,9 @@ class Executor:
                 if self._is_frozen:
                     command.freeze(frozen=True)
                 self._look_after_files(command.state.job)
+        for job, words in self.jobs.memory_warnings(at):
+            if words:
+                self._report(Told(job, words, is_warning=True))
         self._launcher.tick()
         self._arbiter.tick()
         self.jobs.drop_forgotten()
@@ -318,6 +358,8 @@ class Executor:
             self._report(Told(job, problem))
 
     def on_message(self, key: WorkerKey, message: Message) -> None:
+        if self.lent.on_message(key, message):
+            return
         with self._guard.handling(JobId(key[0])):
             self._on_message(key, message)
 
@@ -325,6 +367,10 @@ class Executor:
         if isinstance(message, Alive) or self._launcher.on_message(key, message):
             return
         training, at = self._trainings[JobId(key[0])], self._clock()
+        if self._borrowed.owns(key):  # its device has no arbiter here
+            self._on_training_message(at, training, key[1], message)
+            self._flush()
+            return
         device = training.devices[key[1]]
         if isinstance(message, TurnRequested):
             self._request_turn(at, training, key, device)
@@ -335,25 +381,37 @@ class Executor:
         else:
             self._on_job_message(at, training, key, message)
 
+    def _memory_limit(self, training: TrainingJob, device: int, key: WorkerKey) -> str:
+        """What limits a worker's memory below that of its device."""
+        own = training.program.memory_bytes
+        if own and self._devices[device].cuda is not None:
+            return f"its declared memory ({format_bytes(own)})"
+        return self._arbiter.memory_limit(device, key)
+
     def _on_job_message(self, at: float, training: TrainingJob, key: WorkerKey, message: Message) -> None:
         device = training.devices[key[1]]
+        if isinstance(message, WorkerFailed) and message.kind == "memory":
+            message = replace(message, limit=self._memory_limit(training, device, key))
         if isinstance(message, Contributed):
             self._arbiter.release_turn(at, device, key)
         elif isinstance(message, Halted | Done):
             self._arbiter.cancel_turn(at, device, key)
         elif isinstance(message, WorkerFailed) and self._on_worker_failed(at, device, key, message):
             return
+        self._on_training_message(at, training, key[1], message)
+        if self._mps.on_progress(device, training.job, training.state.steps_done):
+            self._launcher.start_admitted()
+        self._arbiter.grant_next(at, device)
+        self._flush()
+
+    def _on_training_message(self, at: float, training: TrainingJob, worker: int, message: Message) -> None:
         is_first = isinstance(message, Ready) and training.state.ready is None
-        self._run(training, training.machine.message(at, key[1], message))
+        self._run(training, training.machine.message(at, worker, message))
         if is_first and isinstance(message, Ready):
             target = message.target_loss, message.window
             self._report(Sized(training.job, message.total_steps, message.batch_size, message.num_samples, *target))
         elif isinstance(message, Evaluated):
             self._report(Evaluation(training.job, message.step, message.metrics))
-        if self._mps.on_progress(device, training.job, training.state.steps_done):
-            self._launcher.start_admitted()
-        self._arbiter.grant_next(at, device)
-        self._flush()
 
     def _on_worker_failed(self, at: float, device: int, key: WorkerKey, failure: WorkerFailed) -> bool:
         """Handle the part of a failure that concerns other jobs; True if nothing else is to be done."""
@@ -369,7 +427,28 @@ class Executor:
             return True
         return False
 
+    def on_output(self, job: JobId, output: bytes) -> None:
+        """Append to a job's log what its workers on other nodes have written."""
+        if (training := self._trainings.get(job)) is not None:
+            with contextlib.suppress(OSError):
+                os.write(training.folder.log(), output)
+
+    def on_lender_lost(self, key: WorkerKey, why: str) -> None:
+        """Handle the loss of a worker with its node, which is no fault of the job."""
+        with self._guard.handling(JobId(key[0])):
+            training = self._trainings[JobId(key[0])]
+            self._run(training, training.machine.faulted(self._clock(), key[1], f"is lost: {why}", counts=False))
+            self._on_borrowed_exit(training, key[1], why)
+
+    def _on_borrowed_exit(self, training: TrainingJob, worker: int, why: str) -> None:
+        self._log_exit(training, worker, why, 0)
+        training.remove_worker(worker)
+        self._run(training, training.machine.exited(self._clock(), worker, why))
+        self._flush()
+
     def on_exit(self, key: WorkerKey, why: str) -> None:
+        if self.lent.on_exit(key, why):
+            return
         with self._guard.handling(JobId(key[0])):
             self._on_exit(key, why)
 
@@ -377,8 +456,13 @@ class Executor:
         if self._launcher.on_exit(key, why):
             return
         training, worker = self._trainings[JobId(key[0])], key[1]
+        if training.devices[worker] not in self._devices:
+            self._on_borrowed_exit(training, worker, why)
+            return
         at = self._clock()
         device, steps = training.devices[worker], training.steps_of(worker)
+        if signal.SIGKILL.name in why and (cause := self._oom_kills.claim()):
+            why = f"{why}, {cause}"
         self._log_exit(training, worker, why, steps)
         training.remove_worker(worker)
         self._arbiter.on_exit(at, device, key)
@@ -392,11 +476,11 @@ class Executor:
         known = training.state.workers.get(worker)
         was_expected = known is None or known.mode is WorkerMode.EXITING
         event, level = ("worker_exited", logging.INFO) if was_expected else ("worker_lost", logging.WARNING)
-        device = self._devices[training.devices[worker]].name
+        device = self._reachable[training.devices[worker]].name
         log_event(_log, event, level=level, job=training.job, worker=worker, device=device, reason=why, steps=steps)
 
     def _on_hang(self, at: float, key: WorkerKey) -> None:
-        if self._launcher.on_hang(key):
+        if self._launcher.on_hang(key) or self.lent.on_hang(key):
             return
         training = self._trainings[JobId(key[0])]
         seconds = self._options.hang_s
@@ -423,7 +507,11 @@ class Executor:
             match action:
                 case Start(worker, device, threads, lane):
                     training.add_worker(worker, device)
-                    self._launcher.start(PendingWorker((training.job, worker), device, lane, threads))
+                    pending = PendingWorker((training.job, worker), device, lane, threads)
+                    if device in self._devices:
+                        self._launcher.start(pending)
+                    else:
+                        self._borrowed.start(pending, training.program)
                 case Send():
                     self._send(training, action)
                 case Kill(worker):
@@ -435,7 +523,8 @@ class Executor:
                 case Emit(fact):
                     self._batcher.emit(fact)
                 case RequestExclusive(device, release_memory):
-                    self._launcher.clear_device(device, release_memory=release_memory)
+                    if device in self._devices:
+                        self._launcher.clear_device(device, release_memory=release_memory)
                     self._exclusive.request(training.job, action)
                 case ReleaseExclusive():
                     self._exclusive.release(training.job)
@@ -447,13 +536,21 @@ class Executor:
         self._exclusive.update()
 
     def _send(self, training: TrainingJob, action: Send) -> None:
-        key = (training.job, action.worker)
-        if isinstance(action.message, Proceed):
-            self._arbiter.on_new_epoch(self._clock(), training.devices[action.worker], key)
-        self._pool.send(key, action.message, training.descriptors_for(action))
+        key, device = (training.job, action.worker), training.devices[action.worker]
+        message, fds = action.message, training.descriptors_for(action)
+        if isinstance(message, Proceed) and message.size > 1 and action.memory is None:
+            message, fds = training.meet(message, self._borrowed.own_address(training.job))
+        if device not in self._devices:
+            self._borrowed.send(key, message, fds)
+            return
+        if isinstance(message, Proceed):
+            self._arbiter.on_new_epoch(self._clock(), device, key)
+        self._pool.send(key, message, fds)
 
     def _kill(self, key: WorkerKey) -> None:
-        if self._mps.cancel(key):  # not started yet; the state machine gets its exit as any other
+        if self._borrowed.owns(key):
+            self._borrowed.kill(key)
+        elif self._mps.cancel(key):  # not started yet; the state machine gets its exit as any other
             asyncio.get_running_loop().call_soon(self.on_exit, key, "it had not been started")
         else:
             self._pool.kill(key)
@@ -474,6 +571,8 @@ class Executor:
 
     def _update_time_slicing(self, at: float) -> None:
         slots = {job: t.state.target.slots for job, t in self._trainings.items() if not t.state.is_over}
+        # A job across nodes is never time-sliced: it would wait for turns on several machines at once.
+        slots = {job: own for job, own in slots.items() if all(slot.device in self._devices for slot in own)}
         # A program with its own loop can wait for one turn, not for several.
         commands = {job: command.state for job, command in self._commands.items() if command.state.has_session}
         slots |= {job: state.slots for job, state in commands.items() if state.is_solo}
@@ -539,5 +638,5 @@ class Executor:
             self._note_if_on_gpu(training, text)
 
     def _note_if_on_gpu(self, training: TrainingJob, text: str) -> None:
-        if any(self._devices[device].cuda is not None for device in training.devices.values()):
+        if any(self._reachable[device].cuda is not None for device in training.devices.values()):
             self._report(Told(training.job, text))

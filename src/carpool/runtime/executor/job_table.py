@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from carpool.core.model import JobId
@@ -19,7 +22,12 @@ from carpool.runtime.job_state.machine import JobMachine
 from carpool.runtime.job_state.state import JobState
 from carpool.runtime.job_state.types import JobOptions, WorkerSlot
 from carpool.runtime.job_state.update_sharding import UpdateSharding
+from carpool.runtime.memory.declared_memory import DeclaredMemory
+from carpool.runtime.memory.oom_kills import OomKills
+from carpool.runtime.process.protocol import Proceed
 from carpool.runtime.process.shared_memory import new_memory_file, new_step_counter, read_step_counter
+
+_MEASURE_S = 5.0  # between comparisons of used with declared memory
 
 
 class TrainingJob:
@@ -36,6 +44,7 @@ class TrainingJob:
         self._mirrors: dict[int, int] = {}  # key to descriptor
         self._spare: list[int] = []  # descriptors to reuse: their pages are already allocated
         self._segment: tuple[int, int] | None = None  # key and descriptor
+        self._meeting: tuple[int, socket.socket] | None = None  # epoch across nodes, and where its ranks meet
 
     def slot_on(self, device: int) -> WorkerSlot:
         return next((slot for slot in self.state.target.slots if slot.device == device), WorkerSlot(device))
@@ -49,6 +58,7 @@ class TrainingJob:
         os.close(self._counters.pop(worker))
         if not self.devices:
             self._drop_segment()  # a job without devices takes no memory but its mirror
+            self._drop_meeting()
 
     def counter(self, worker: int) -> int:
         """The descriptor of a worker's step counter."""
@@ -66,6 +76,21 @@ class TrainingJob:
         if isinstance(action.memory, Segment):
             return (self._segment_fd(action.memory),)
         return () if action.memory is None else (self._mirror_fd(action.memory),)
+
+    def meet(self, proceed: Proceed, address: str) -> tuple[Proceed, tuple[int, ...]]:
+        """Tell a rank of an epoch across nodes where it meets the others: a socket that rank 0 listens on."""
+        if self._meeting is None or self._meeting[0] != proceed.epoch:
+            self._drop_meeting()
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            self._meeting = proceed.epoch, socket.create_server((address, 0), family=family)
+        listener = self._meeting[1]
+        store = f"{address}:{listener.getsockname()[1]}"
+        return replace(proceed, store=store, address=address), (listener.fileno(),) if proceed.rank == 0 else ()
+
+    def _drop_meeting(self) -> None:
+        if self._meeting is not None:
+            self._meeting[1].close()
+            self._meeting = None
 
     def _mirror_fd(self, mirror: Mirror) -> int:
         if mirror.key not in self._mirrors:
@@ -98,6 +123,7 @@ class TrainingJob:
         self._counters.clear()
         self._spare.clear()
         self._drop_segment()
+        self._drop_meeting()
         self.folder.close()
 
 
@@ -125,18 +151,43 @@ def job_options_of(program: Program, options: ExecutorOptions, *, has_lanes: boo
 class JobTable:
     """Jobs that an executor holds."""
 
-    def __init__(self, state: Path, devices: Mapping[int, LocalDevice], grace_s: float) -> None:
+    def __init__(
+        self, state: Path, devices: Mapping[int, LocalDevice], grace_s: float, oom_kills: OomKills | None = None
+    ) -> None:
         self.trainings: dict[JobId, TrainingJob] = {}
         self.commands: dict[JobId, CommandProcess] = {}
         self.cores = CoreAllocator()
         self._state = state.absolute()
         self._devices = devices
         self._grace_s = grace_s
+        self._oom_kills = oom_kills or OomKills()
+        self._declared = DeclaredMemory()
+        self._measured_at = -inf
         self._forgotten: set[JobId] = set()
         self._folders: dict[JobId, JobFolder] = {}
 
     def __contains__(self, job: JobId) -> bool:
         return job in self.trainings or job in self.commands
+
+    def memory_warnings(self, at: float) -> Iterator[tuple[JobId, str]]:
+        """Jobs that use more memory than they declared, each once; reads the kernel's figures every few seconds."""
+        if at - self._measured_at < _MEASURE_S:
+            return
+        self._measured_at = at
+        for job, training in self.trainings.items():
+            if self._declared.is_of_interest(job, training.program):  # its peak is that of one worker
+                yield (
+                    job,
+                    self._warning(job, training.program, training.state.memory_bytes, training.state.target.slots),
+                )
+        for job, command in self.commands.items():
+            if self._declared.is_of_interest(job, command.program):
+                yield job, self._warning(job, command.program, command.resident_bytes(), command.state.slots)
+
+    def _warning(self, job: JobId, program: Program, used_bytes: int, slots: Sequence[WorkerSlot]) -> str:
+        on_gpu = any(self._devices[slot.device].cuda is not None for slot in slots)
+        num_devices = len(slots) if program.command else 1
+        return self._declared.warning(job, program, used_bytes, num_devices, on_gpu=on_gpu)
 
     def add_command(
         self, job: JobId, program: Program, listener: CommandListener, run_in_fork: RunInFork, *, resume: bool
@@ -144,7 +195,15 @@ class JobTable:
         """Add a command. OSError if its folder cannot be written."""
         folder = self._make_folder(job, resume=resume)
         self.commands[job] = CommandProcess(
-            job, program, folder, self._devices, self.cores, self._grace_s, listener, run_in_fork=run_in_fork
+            job,
+            program,
+            folder,
+            self._devices,
+            self.cores,
+            self._grace_s,
+            listener,
+            run_in_fork=run_in_fork,
+            oom_kills=self._oom_kills,
         )
 
     def add_training(self, job: JobId, program: Program, options: JobOptions, *, resume: bool) -> TrainingJob:

@@ -48,6 +48,7 @@ class Launcher:
         self._mps = mps
         self._arbiter = arbiter
         self._report = report
+        self._lent: dict[WorkerKey, tuple[Program, int]] = {}  # program and log of workers for other executors
         self.checks = EntryChecks(pool, self._usual_threads, sum(map(_max_starting, devices.values())))
         self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
         gpus = {number: device for number, device in devices.items() if device.cuda is not None}
@@ -60,13 +61,28 @@ class Launcher:
         if self._mps.admit(worker):
             self._launch(worker)
 
+    def lend(self, worker: PendingWorker, program: Program, log: int) -> None:
+        """Start a worker of a job that another machine leads; the log stays open until it has exited."""
+        self._lent[worker.key] = program, log
+        self.start(worker)
+
+    def on_lent_exit(self, device: int, key: WorkerKey) -> None:
+        self._lent.pop(key, None)
+        self._cores.release(key)
+        self._mps.on_exit(device, key)
+        self.start_admitted()
+
     def start_admitted(self) -> None:
         for worker in self._mps.take_admitted():
             self._launch(worker)
 
     def _launch(self, worker: PendingWorker) -> None:
+        if worker.key in self._lent:
+            program, log = self._lent[worker.key]
+            self._pool.launch(worker.key, self._begin(program, worker), log)
+            return
         training = self._trainings[JobId(worker.key[0])]
-        begin = self._begin(training, worker)
+        begin = self._begin(training.program, worker, str(training.folder.checkpoints))
         counter = training.counter(worker.key[1])
         fds = training.folder.log(), counter, *self._arbiter.handoff_descriptors(worker.device)
         prewarmed = self._warm.take(worker.key, worker.device, worker.lane, begin)
@@ -88,15 +104,15 @@ class Launcher:
         device = next(iter(self._devices.values()))
         return max(1, len(device.cores) if device.cuda is None else program.cpus)
 
-    def _begin(self, training: TrainingJob, worker: PendingWorker) -> Begin:
-        device, program = self._devices[worker.device], training.program
+    def _begin(self, program: Program, worker: PendingWorker, checkpoints: str = "") -> Begin:
+        device = self._devices[worker.device]
         return Begin(
-            training.job,
+            worker.key[0],
             asdict(program),
             device="cpu" if device.cuda is None else f"cuda:{device.cuda}",
             cores=device.cores or self._cores.claim(worker.key, program.cpus),
             threads=worker.threads,
-            checkpoints=str(training.folder.checkpoints),
+            checkpoints=checkpoints,
             heartbeat_s=self._heartbeat_s,
             environment=self._mps.environment(worker.device, worker.lane),
             memory_cap=self._options.memory_cap,

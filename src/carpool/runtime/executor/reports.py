@@ -51,6 +51,7 @@ class Told:
 
     job: JobId
     words: str
+    is_warning: bool = False  # shown with the job until its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class HandedOver:
     """A job's state is on disk and the executor has dropped the job: another one may continue it."""
 
     job: JobId
-    steps: int
+    steps: int  # of a training: in its newest checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from carpool.runtime.executor.executor import Executor, ExecutorDependencies
 from carpool.runtime.executor.lease import Lease, boot_clock
 from carpool.runtime.executor.reports import NumberedReport, Outbox, Report
 from carpool.runtime.process.launch import Launched
+from carpool.runtime.remote.lending import lender_from_json
 
 MAX_LINE_BYTES = 1 << 26
 _FIRST_CLAIM_S = 60.0
@@ -106,6 +107,9 @@ class ExecutorServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             claim = await _next(reader)
+            if claim is not None and "lend" in claim:
+                await self._lend(claim, reader, writer)
+                return
             if claim is None or not self._accept(claim, writer):
                 return
             if self._executor is None:
@@ -123,6 +127,12 @@ class ExecutorServer:
             if self._writer is writer:
                 self._on_disconnect()
             writer.close()
+
+    async def _lend(self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Run workers for the lead of a job on another node; none while this node's lease has ended."""
+        if self._executor is not None and self._starting is not None and not self._is_fenced:
+            await asyncio.shield(self._starting)
+            await self._executor.lent.serve(str(request["lend"]), str(request["address"]), reader, writer)
 
     def _accept(self, claim: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         if claim["epoch"] <= self._epoch:
@@ -209,6 +219,7 @@ class ExecutorServer:
                 case "check":
                     self._background(self._check_entries(executor, value))
                 case "carry":
+                    executor.introduce_lenders([lender_from_json(each) for each in value.get("lenders", ())])
                     executor.apply_orders([order_from_json(order) for order in value["orders"]])
                 case "forget":
                     executor.remove_job(JobId(value["job"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from carpool.jobs.devices import LocalDevice
+from carpool.jobs.devices import LentDevice, LocalDevice
 from carpool.runtime.job_state.actions import BatchSplit, MicroBatchLimit
 from carpool.runtime.job_state.proportional_split import (
     MIN_GAIN,
@@ -106,7 +106,10 @@ class BatchSplitter:
 
     def _update_ranges(self, slots: Slots) -> Ranges:
         """Which rank updates which parameters; the bits do not depend on it."""
-        if self.ready is None or not self.ready.can_shard_update or self._options.reducer == "group":
+        is_shared = self._options.reducer != "group" and not any(
+            isinstance(self._devices[slot.device], LentDevice) for slot in slots
+        )
+        if self.ready is None or not self.ready.can_shard_update or not is_shared:
             return ()  # the exchange needs shared memory
         return self._update_sharding.ranges(self.ready.sizes, [self.device_share(slot) for slot in slots])
 
@@ -215,7 +218,8 @@ class MemoryShortage:
     def description(self) -> str:
         size = f" ({self.device.memory_bytes / 2**30:.1f} GiB)" if self.device.memory_bytes else ""
         step = f"step {self.failure.step + 1} of {self.batch_size} samples"
-        return f"{step} needs more memory than {self.device.name} has{size}: {self.failure.error}."
+        limit = self.failure.limit or f"{self.device.name} has{size}"
+        return f"{step} needs more memory than {limit}: {self.failure.error}."
 
 
 class MicroBatching:

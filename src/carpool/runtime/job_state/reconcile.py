@@ -106,7 +106,7 @@ def _preload_new_workers(state: JobState) -> None:
         return
     may_warm_up = len(state.target.slots) == 1 and not state.time_sliced and not state.micro_batching.limits
     for worker in state.workers.values():
-        if worker.mode is WorkerMode.IDLE and not worker.has_state:
+        if worker.mode is WorkerMode.IDLE and not worker.has_state and not state.is_lent(worker.device):
             on_gpu = state.devices[worker.device].cuda is not None
             state.load_state(worker, state.memory_bytes if may_warm_up and on_gpu else 0)
 
@@ -125,8 +125,8 @@ def _leave_boundary(state: JobState, at: float) -> None:
 
 def _save_once(state: JobState, at: float) -> None:
     """Write the newest state to disk in case no client ever comes back."""
-    newest = max(state.state_holders, key=lambda worker: worker.step, default=None)
-    if newest is None or newest.step <= state.copies.saved_step:
+    newest = state.newest_holder
+    if newest is None or newest.step <= state.copies.saved_step or state.is_lent(newest.device):
         return
     if not state.copies.is_writing and not state.saved_while_suspended:
         state.saved_while_suspended = True
@@ -154,8 +154,8 @@ def _form_group(state: JobState, at: float) -> None:
     elif members and state.copies.step == step:
         for worker in behind:
             state.load_state(worker)
-    elif members:
-        state.actions.append(state.copies.publish(max(state.state_holders, key=lambda worker: worker.step).id))
+    elif members and (newest := state.newest_holder) is not None:
+        state.actions.append(state.copies.publish(newest.id))
 
 
 def _next_members(state: JobState) -> list[WorkerState]:
@@ -164,7 +164,8 @@ def _next_members(state: JobState) -> list[WorkerState]:
     if len(ready) == len(state.target.slots):
         return ready
     if state.options.exact:
-        return ready if any(worker.has_state for worker in ready) else []
+        is_led = bool(ready) and not state.is_lent(ready[0].device)  # rank 0 writes checkpoints, on this node
+        return ready if is_led and any(worker.has_state for worker in ready) else []
     done = [worker for worker in ready if worker.mode is WorkerMode.DONE]
     holders = state.state_holders
     is_over = all(worker.mode is WorkerMode.DONE for worker in holders)
@@ -191,7 +192,7 @@ def _start_epoch(state: JobState, at: float, members: list[WorkerState], step: i
 def _send_proceed(state: JobState, epoch: ProcessGroupEpoch, members: list[WorkerState]) -> None:
     layout, splitter = epoch.layout, state.splitter
     owners = owners_of(layout, exact=state.options.exact)
-    segment = _segment(state, owners) if owners else None
+    segment = _segment(state, owners, layout) if owners else None
     for rank, (worker, slot) in enumerate(zip(members, layout.slots, strict=True)):
         proceed = Proceed(
             epoch.number,
@@ -200,7 +201,7 @@ def _send_proceed(state: JobState, epoch: ProcessGroupEpoch, members: list[Worke
             owners,
             parts=() if state.options.exact else layout.counts,
             update_ranges=layout.update_ranges,
-            reducer=state.options.reducer,
+            reducer="group" if state.spans_nodes(layout.devices) else state.options.reducer,
             time_sliced=layout.time_sliced,
             batch_size=layout.batch_size,
             lr_gain=splitter.lr_gain_of(state.target, len(members)),
@@ -215,12 +216,14 @@ def _send_proceed(state: JobState, epoch: ProcessGroupEpoch, members: list[Worke
         state.retry_budget.on_join(worker.device)
 
 
-def _segment(state: JobState, owners: tuple[tuple[int, int], ...]) -> Segment:
-    """Shared memory for the ranks; the last segment where it is large enough.
+def _segment(state: JobState, owners: tuple[tuple[int, int], ...], layout: StepLayout) -> Segment | None:
+    """Shared memory for the ranks; the last segment where it is large enough; none where they are on several nodes.
 
     It holds all contributions, or with a process group only its store, a file that grows by itself.
     """
     assert state.ready is not None
+    if state.spans_nodes(layout.devices):
+        return None
     size = 0 if state.options.reducer == "group" else segment_bytes(owners, state.ready.contribution_bytes)
     if state.segment is None or state.segment.size_bytes < size:
         state.segment = Segment(state.last_number, size)
@@ -307,31 +310,35 @@ def _release_workers(state: JobState, at: float) -> None:
 
 def _is_copying_state(state: JobState, at: float) -> bool:
     """Start the copy that keeps the newest state beyond its workers; False if none is needed."""
-    newest = max(state.state_holders, key=lambda worker: worker.step, default=None)
-    if state.stopping is None:
-        if newest is None or state.copies.step >= newest.step:
-            return False
+    newest = state.newest_holder
+    is_lent = newest is not None and state.is_lent(newest.device)  # it cannot write to this node's disk
+    is_to_disk = state.stopping is True and state.newest_step > state.copies.saved_step
+    is_to_memory = state.stopping is None or (is_to_disk and is_lent)
+    if is_to_memory and newest is not None and state.copies.step < newest.step:
         state.actions.append(state.copies.publish(newest.id))
         return True
-    if not state.stopping or state.newest_step <= state.copies.saved_step:
+    if not is_to_disk:
         return False
-    if newest is None or newest.step < state.newest_step:
-        _save_mirror(state)
-        return True
     if state.stop_save_requested:
         return False  # it failed, and the story says so
+    if newest is None or is_lent or newest.step < state.newest_step:
+        _save_mirror(state)
+        return True
     state.stop_save_requested = True
     state.actions.append(state.copies.save(at, newest.id))
     return True
 
 
 def _save_mirror(state: JobState) -> None:
-    """Have a worker that is started for it write the mirrored state to disk."""
-    writers = [w for w in state.workers.values() if w.is_writer and w.mode is not WorkerMode.EXITING]
-    if not writers:
-        state.start_worker(WorkerSlot(min(state.devices)), is_writer=True)
-    elif writers[0].mode is WorkerMode.IDLE:
-        state.load_state(writers[0])
+    """Have a worker of this node write the mirrored state to disk, one that is started for it if there is none."""
+    here = [worker for worker in state.workers.values() if not state.is_lent(worker.device)]
+    able = [worker for worker in here if worker.mode is not WorkerMode.EXITING]
+    taken = {worker.device for worker in here}
+    free = [device for device in sorted(state.devices) if not state.is_lent(device) and device not in taken]
+    if able and able[0].mode is WorkerMode.IDLE:
+        state.load_state(able[0])
+    elif not able and free:  # else the exit of a worker makes room
+        state.start_worker(WorkerSlot(free[0]), is_writer=True)
 
 
 def _finish(state: JobState, at: float) -> None:

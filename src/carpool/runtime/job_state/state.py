@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from carpool.core.messages import AssignApplied, ReleaseApplied
 from carpool.core.model import JobId
-from carpool.jobs.devices import LocalDevice
+from carpool.jobs.devices import LentDevice, LocalDevice
 from carpool.runtime.job_state.actions import (
     Action,
     BatchSplit,
@@ -99,7 +99,7 @@ class RetryBudget:
         self._start_failures.pop(device, None)
 
     def _exhausted(self, count: int, when: str) -> str:
-        return f"lost its worker {count} times {when} (retries: {self._retries})" if count >= self._retries else ""
+        return f"lost its worker {count} times {when} (retries: {self._retries})" if count > self._retries else ""
 
 
 class ExclusiveRequest:
@@ -244,6 +244,11 @@ class JobState:
         return [worker for worker in self.workers.values() if worker.has_state and worker.mode in AT_BOUNDARY]
 
     @property
+    def newest_holder(self) -> WorkerState | None:
+        """The worker at a boundary with the newest state; one of this node where there is a choice."""
+        return max(self.state_holders, key=lambda w: (w.step, not self.is_lent(w.device)), default=None)
+
+    @property
     def newest_step(self) -> int:
         """Steps done in the newest state, in a worker or in a copy."""
         return max([self.copies.step, *(worker.step for worker in self.state_holders)])
@@ -269,6 +274,14 @@ class JobState:
         """
         is_lane = self.options.has_lanes and not self.options.exact and self.devices[slot.device].cuda is not None
         return slot.device, percent(slot.fraction) if is_lane else WHOLE
+
+    def is_lent(self, device: int) -> bool:
+        """Whether a device is of another node, which lends workers on it."""
+        return isinstance(self.devices[device], LentDevice)
+
+    def spans_nodes(self, devices: Sequence[int]) -> bool:
+        """Whether some of the devices are of other nodes."""
+        return any(map(self.is_lent, devices))
 
     def device_name(self, device: int) -> str:
         return self.devices[device].name
@@ -309,6 +322,7 @@ class JobState:
         device = self.device_name(worker.device)
         self.lost_workers += 1
         self.actions += self.copies.discard_writes_of(worker.id)
+        self.stop_save_requested = False  # it may have been this worker's
         epoch, exhausted, when = self.epoch, "", ""
         if epoch is not None and worker.id in epoch.members:
             when = f" at step {epoch.step}"

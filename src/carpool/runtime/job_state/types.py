@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from carpool.core.messages import Assign, Order, Probe
@@ -146,7 +147,7 @@ class JobOptions:
 
     exact: bool = False
     shards: int = 8
-    retries: int = 3
+    retries: int = 2
     batch_size: int = 0  # 0: the training's own
     batch_per_device: bool = False
     checkpoint_s: float = 60.0
@@ -187,3 +188,10 @@ def target_of(order: Order) -> Target:
     slots = [WorkerSlot(device, share.fraction, share.turn) for share in allocation.shares for device in share.devices]
     probe = order.purpose.steps if isinstance(order.purpose, Probe) else 0
     return Target(order.generation, tuple(slots), allocation.batch_size, allocation.parts, probe)
+
+
+def local_first(target: Target, is_lent: Callable[[int], bool]) -> Target:
+    """The same target with the slots of other nodes last: rank 0 is on the node that holds the job's state."""
+    order = sorted(range(len(target.slots)), key=lambda place: is_lent(target.slots[place].device))
+    parts = tuple(target.parts[place] for place in order) if len(target.parts) == len(order) else target.parts
+    return replace(target, slots=tuple(target.slots[place] for place in order), parts=parts)

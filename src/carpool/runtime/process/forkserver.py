@@ -28,10 +28,21 @@ from carpool.runtime.compat.allocator import hide_huge_pages
 from carpool.runtime.compat.process_lifetime import exit_with_parent, set_process_name, wait_for_exit
 from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, close_all
 from carpool.runtime.process.launch import ONE_THREAD, Launched, launch_forkserver
-from carpool.runtime.process.protocol import Alive, Exited, Fork, Forked, SendSignal
+from carpool.runtime.process.protocol import (
+    Alive,
+    CheckEntry,
+    EntryChecked,
+    Exited,
+    Fork,
+    Forked,
+    RunProgram,
+    SendSignal,
+    WorkerFailed,
+)
 
 _START_S = 120.0  # importing torch from a cold disk is slow
 _STOP_S = 10.0
+NO_TORCH = "torch is not installed here, which trainings need: pip install 'carpool[torch]'"
 
 
 class ForkServerDied(CarpoolError):
@@ -131,9 +142,10 @@ def _settle(answer: asyncio.Future[int], pid: int, error: str) -> None:
 class _Server:
     """Forks and reaps workers; exits with the executor."""
 
-    def __init__(self, channel: Channel, inbox: int) -> None:
+    def __init__(self, channel: Channel, inbox: int, *, has_torch: bool) -> None:
         self._channel = channel
         self._inbox = inbox
+        self._has_torch = has_torch
         self._workers: dict[int, int] = {}  # handle to pid
         self._poll = select.poll()
         self._poll.register(inbox, select.POLLIN)
@@ -205,9 +217,12 @@ class _Server:
                 os.dup2(fds[1], 2)
             self._channel.close()  # and detaches it from the socket object, which must not close a reused descriptor
             _close_all_but(fds[0])
+            channel = Channel(socket.socket(fileno=fds[0]))
+            if not self._has_torch:
+                return _refuse(channel)
             from carpool.runtime.process.worker_main import main as work
 
-            return work(Channel(socket.socket(fileno=fds[0])))
+            return work(channel)
         except BaseException:  # noqa: BLE001 - nothing may reach the fork server's own frames
             traceback.print_exc()
             return 1
@@ -230,18 +245,45 @@ def _close_all_but(kept: int) -> None:
                 os.close(fd)
 
 
-def _warm_up() -> None:
-    """Import what workers need, without computing (which would start threads) or initializing CUDA."""
-    import torch
+def _refuse(channel: Channel) -> int:
+    """In a worker of a machine without torch: commands get a plain start, trainings an error."""
+    with contextlib.suppress(Closed):
+        received = channel.receive()
+        assert received is not None
+        match received.message:
+            case RunProgram():
+                channel.send(Forked(0, NO_TORCH))
+            case CheckEntry():
+                channel.send(EntryChecked(NO_TORCH))
+            case _:
+                channel.send(WorkerFailed("input", NO_TORCH))
+        channel.receive()  # until the executor ends it
+    return 0
 
+
+def _import_torch() -> bool:
+    """Import what workers need, without computing (which would start threads) or initializing CUDA."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return False
     importlib.import_module("carpool.runtime.process.worker_main")
     # The first optimizer that a process builds imports some 800 modules of torch.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    return True
+
+
+def _warm_up() -> bool:
+    """Prepare to fork workers; whether torch is there for them."""
+    has_torch = _import_torch()
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"the fork server has {threads} threads and must not fork"
     for name in ONE_THREAD:
         del os.environ[name]
     hide_huge_pages(os.environ)
+    return has_torch
 
 
 def main() -> NoReturn:
@@ -252,13 +294,13 @@ def main() -> NoReturn:
     end = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(end.fileno(), False)
     channel = Channel(end)
-    _warm_up()  # until then SIGTERM ends it at once: there are no workers to kill
+    has_torch = _warm_up()  # until then SIGTERM ends it at once: there are no workers to kill
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.freeze()  # workers share these pages; a collection would write to all of them
     with contextlib.suppress(Closed):  # the executor may have exited already; the server sees that too
         channel.send(Alive())
     try:
-        _Server(channel, end.fileno()).serve()
+        _Server(channel, end.fileno(), has_torch=has_torch).serve()
     except Exception:  # noqa: BLE001 - printed before exiting
         traceback.print_exc()
         os._exit(1)

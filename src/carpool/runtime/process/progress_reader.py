@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from carpool.jobs.progress_pattern import MAX_LINE, Progress, ProgressPattern
@@ -26,6 +27,8 @@ _MATCH_S = 0.1  # for one line
 _MAX_READ = 1 << 20  # of what was written since the last look only the end is searched
 _LINE_END = re.compile(rb"[\r\n]")  # a progress bar ends its lines with a carriage return
 _SMOOTHING = 0.3
+_MAX_FOUND = 8  # of one look: each may hold a loss that halving compares
+_LOOK_S = 1.0  # for all lines of one look
 
 
 class LogTail:
@@ -66,17 +69,21 @@ class ProgressMeter:
         self._before = 0.0  # steps of earlier rounds
         self._rate = 0.0
 
-    def update(self, found: Progress) -> ProgressFound:
-        now, last = self._clock(), self._last
-        if last is not None and found.done < last.done:
-            self._before += last.total or last.done
-        before, self._done = self._done, self._before + found.done
-        if last is not None and now > self._at:
+    def update(self, found: Sequence[Progress]) -> list[ProgressFound]:
+        """What to report of the progress that one look has found, oldest first."""
+        now, before, updates = self._clock(), self._done, []
+        is_first = self._last is None
+        for each in found:
+            if self._last is not None and each.done < self._last.done:
+                self._before += self._last.total or self._last.done
+            self._done, self._last = self._before + each.done, each
+            total = each.total if not self._before else None  # how many rounds follow is unknown
+            updates.append(ProgressFound(self._done, total, self._rate, each.loss))
+        if not is_first and now > self._at:
             rate = max(0.0, self._done - before) / (now - self._at)
             self._rate = self._rate + _SMOOTHING * (rate - self._rate) if self._rate else rate
-        self._last, self._at = found, now
-        total = found.total if not self._before else None  # how many rounds follow is unknown
-        return ProgressFound(self._done, total, self._rate, found.loss)
+        self._at = now
+        return [*updates[:-1], replace(updates[-1], steps_per_s=self._rate)]
 
 
 class _TooSlow(Exception):
@@ -87,26 +94,30 @@ def _stop_match(*_: object) -> None:
     raise _TooSlow
 
 
-def _found(pattern: ProgressPattern, lines: list[bytes]) -> Progress | None:
-    """The progress of the last line that has one."""
+def _found(pattern: ProgressPattern, lines: list[bytes], clock: Callable[[], float] = time.monotonic) -> list[Progress]:
+    """The progress of the last lines that have one, oldest first."""
+    found: list[Progress] = []
+    until = clock() + _LOOK_S
     for line in reversed(lines):
         signal.setitimer(signal.ITIMER_REAL, _MATCH_S)
         try:
-            found = pattern.find(line)
+            progress = pattern.find(line)
         except _TooSlow:
-            continue
+            progress = None
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if found is not None:
-            return found
-    return None
+        if progress is not None:
+            found.append(progress)
+        if len(found) == _MAX_FOUND or clock() > until:
+            break
+    return found[::-1]
 
 
-def updates(tail: LogTail, pattern: ProgressPattern, meter: ProgressMeter) -> Iterator[ProgressFound | None]:
+def updates(tail: LogTail, pattern: ProgressPattern, meter: ProgressMeter) -> Iterator[list[ProgressFound]]:
     """What each look at the log finds."""
     while True:
         found = _found(pattern, tail.lines())
-        yield None if found is None else meter.update(found)
+        yield meter.update(found) if found else []
 
 
 def main(arguments: list[str]) -> None:
@@ -116,9 +127,9 @@ def main(arguments: list[str]) -> None:
     set_process_name("carpool-progress")
     signal.signal(signal.SIGALRM, _stop_match)
     channel = Channel(socket.socket(fileno=int(fd)))
-    for update in updates(LogTail(Path(log), int(start)), ProgressPattern(pattern), ProgressMeter()):
+    for news in updates(LogTail(Path(log), int(start)), ProgressPattern(pattern), ProgressMeter()):
         try:
-            if update is not None:
+            for update in news:
                 channel.send(update)
             channel.receive(_POLL_S)  # nothing comes: it waits, and ends when the other side is closed
         except Closed:

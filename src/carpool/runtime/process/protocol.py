@@ -79,7 +79,10 @@ class EntryChecked(Message):
 
 @dataclass(frozen=True, slots=True)
 class Load(Message):
-    """Load a state. Descriptor: the memory file that a `Publish` filled; without one, read `path`."""
+    """Load a state. Descriptor: the memory file that a `Publish` filled; without one, read `path`.
+
+    With both, the memory file is a copy of the checkpoint, which is on another node.
+    """
 
     path: str = ""  # a checkpoint on disk
     warmup_bytes: int = 0  # run warm-up steps, undone afterwards, if this much device memory is free; 0: none
@@ -95,7 +98,9 @@ class Proceed(Message):
     owners: tuple[tuple[int, int], ...] = ()  # pieces [first, stop) of every rank; empty: rank 0 has all
     parts: tuple[int, ...] = ()  # default mode: samples per rank; empty: equal
     update_ranges: tuple[tuple[int, int], ...] = ()  # parameters [first, stop) each rank updates; empty: all update all
-    reducer: str = "shared"  # or "group": the descriptor is the store of a process group
+    reducer: str = "shared"  # or "group": the descriptor is the store of a process group on this node
+    store: str = ""  # HOST:PORT of a process group across nodes; the descriptor of rank 0 is its listening socket
+    address: str = ""  # of this node, for the process group
     time_sliced: bool = False  # request a `Grant` before each step
     batch_size: int = 0  # samples per step; 0: unchanged
     lr_gain: float = 1.0  # learning-rate factor of this batch size; 0: unchanged
@@ -368,6 +373,7 @@ class WorkerFailed(Message):
     step: int = 0
     samples: int = 0  # of this worker's part of the step, when it ran out of memory
     growth: str = ""  # how memory grew over good steps before it ran out; empty: it did not
+    limit: str = ""  # what limits its memory below that of the device; the executor fills it in
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,3 +432,62 @@ class Exited(Message):
 
     pid: int
     code: Annotated[int, Range(-64, 255)]  # as in subprocess: negative for a signal
+
+
+@dataclass(frozen=True, slots=True)
+class HostTasks(Message):
+    """Become a device of a federation, or its server, and load its tasks. Answered by `TasksReady`."""
+
+    name: str
+    tasks: dict[str, Any]  # by name: program, partition, proximal
+    part: int | None = None  # number of the device's part of the data; None: the server, which only evaluates
+    num_parts: int = 1
+    device: str = "cpu"
+    cores: tuple[int, ...] = ()
+    threads: int = 1
+    heartbeat_s: float = 0.5
+    slowdown: Seconds = 0.0  # emulate a device so many times slower, by CPU seconds; 0: real time
+
+
+@dataclass(frozen=True, slots=True)
+class TasksReady(Message):
+    """The tasks are loaded. Descriptors, of the server only: the initial weights of each task."""
+
+    tasks: dict[str, Any] = field(default_factory=dict)  # by name: volume, batch_size, sample_s, trained
+    error: str = ""  # why there are none
+
+
+@dataclass(frozen=True, slots=True)
+class RunTasks(Message):
+    """Work on tasks from given weights. Descriptors: the weights of each. Answered by `TasksDone`; `Halt` ends it."""
+
+    cycle: int
+    work: tuple[tuple[str, int, int, int, int, float], ...]  # fields of a Work
+    deadline_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TasksDone(Message):
+    """What was done. Descriptors: the new weights of each task that did not fail."""
+
+    cycle: int
+    results: tuple[dict[str, Any], ...]  # fields of a TaskResult
+    seconds: Seconds = 0.0  # that the cycle took on the device, emulated or real
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateTask(Message):
+    """Evaluate weights (the descriptor). Answered by `TaskEvaluated`."""
+
+    task: str
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEvaluated(Message):
+    """The metrics of a task; none if its training does not evaluate."""
+
+    task: str
+    rounds: int
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    error: str = ""

@@ -16,6 +16,23 @@ def new_memory_file(name: str, num_bytes: int = 0) -> int:
     return fd
 
 
+def memory_file_of(data: bytes, name: str) -> int:
+    """The descriptor of a new memory file with these bytes."""
+    fd, done = new_memory_file(name[:200], len(data)), 0
+    while done < len(data):
+        done += os.pwrite(fd, memoryview(data)[done:], done)
+    return fd
+
+
+def read_memory_file(fd: int, most: int = 1 << 48) -> bytes:
+    """The bytes of a memory file; of one that is larger than allowed, one byte more than that."""
+    pieces, done, size = [], 0, min(os.fstat(fd).st_size, most + 1)
+    while done < size and (piece := os.pread(fd, size - done, done)):
+        pieces.append(piece)
+        done += len(piece)
+    return b"".join(pieces)
+
+
 def new_step_counter(job: str) -> int:
     """The descriptor of a step counter at 0, for a worker to write."""
     return new_memory_file(f"steps-{job}"[:200], _INT64.size)

@@ -18,6 +18,7 @@ from carpool.runtime.process.protocol import (
     Begin,
     CheckEntry,
     Grant,
+    HostTasks,
     Leave,
     Noted,
     Prewarm,
@@ -48,6 +49,10 @@ def main(channel: Channel) -> int:
         assert first is not None
         if isinstance(first.message, RunProgram):
             return start_program(channel, first.message, first.fds)
+        if isinstance(first.message, HostTasks):
+            from carpool.runtime.federation.device_worker import host_tasks
+
+            return host_tasks(channel, first.message)
         checked = None
         received, was_prewarmed = first, isinstance(first.message, Prewarm)
         if isinstance(first.message, Prewarm):

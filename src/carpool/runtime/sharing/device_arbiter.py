@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from carpool.core.units import format_bytes
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.job_state.types import WorkerSlot
@@ -117,6 +118,16 @@ class DeviceArbiter:
             self._announce(device, grant)
         if device in self._memory:
             self._swap(at, device)
+
+    def memory_limit(self, device: int, key: WorkerKey) -> str:
+        """What a worker may use under the memory cap, and the jobs whose processes keep the rest; empty: no cap."""
+        memory = self._memory.get(device)
+        if memory is None:
+            return ""
+        others = {other[0]: need.fixed for other, need in memory.needs.items() if other[0] != key[0] and need.fixed}
+        cap = f"the memory cap allows ({format_bytes(memory.capacity)}"
+        kept = f", of which the processes of {', '.join(sorted(others))} keep {format_bytes(sum(others.values()))}"
+        return f"{cap}{kept if others else ''}; raise --memory-cap, or run fewer jobs at once)"
 
     def memory_summary(self, job: str) -> str:
         """How often a job under a memory cap found its state on the device; empty without a cap."""

@@ -41,8 +41,11 @@ def _draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.part")
 
 
-def save(path: Path, state: Any) -> None:
-    """Write a checkpoint atomically: a temporary file, synced to disk, then renamed."""
+def save(path: Path, state: Any, named: Path | None = None) -> None:
+    """Write a checkpoint atomically: a temporary file, synced to disk, then renamed.
+
+    Errors call it ``named`` where that is not ``path``.
+    """
     draft = _draft_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +57,9 @@ def save(path: Path, state: Any) -> None:
         draft.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot write the checkpoint: {_describe(error, path.parent)}") from error
+        raise CheckpointError(
+            f"{named or path}: cannot write the checkpoint: {_describe(error, path.parent)}"
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -70,6 +75,13 @@ def load(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot read the checkpoint: {error.strerror}") from error
     return unpack(content, str(path))
+
+
+def load_copy(fd: int, path: str) -> Any:
+    """Read a checkpoint of another node from a memory file and verify its checksum."""
+    with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return unpack(file.read(), path)
 
 
 class CheckpointGone(CheckpointError):
@@ -92,22 +104,42 @@ class Checkpoints:
             raise InputError(f"keep is {keep}; it must be at least 1")
         self.folder = folder
         self.keep = keep
+        self._held: int | None = None  # descriptor of the folder
+
+    def hold(self) -> Checkpoints:
+        """Create the folder and write to it alone from now on.
+
+        When the job's next stay on this machine has replaced the folder, this process may still write: to the old one,
+        which is not read any more.
+        """
+        with contextlib.suppress(OSError):  # the first save reports it
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._held = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self
+
+    @property
+    def _written(self) -> Path:
+        """The folder to write to, which may have been moved since."""
+        if self._held is None:
+            return self.folder
+        if not os.fstat(self._held).st_nlink and not self.folder.exists():  # deleted, and not replaced
+            os.close(self._held)
+            self._held = None
+            self.hold()
+        return self.folder if self._held is None else Path(f"/proc/self/fd/{self._held}")
 
     def save(self, step: int, state: Any, *, is_best: bool = False) -> Path:
-        path = self.folder / f"step-{step:09d}.ckpt"
-        save(path, state)
+        folder, name = self._written, f"step-{step:09d}.ckpt"
+        save(folder / name, state, self.folder / name)
         if is_best:
-            self._mark_best(path)
-        for old in (*self.paths()[: -self.keep], *self._abandoned()):
+            _mark_best(folder / name, self.folder / _BEST)
+        for old in (*_by_step(folder)[: -self.keep], *_abandoned(folder)):
             old.unlink(missing_ok=True)
-        return path
+        return self.folder / name
 
     def paths(self) -> list[Path]:
         """The checkpoints by step, oldest first, without the separate file of the best."""
-        if not self.folder.is_dir():
-            return []
-        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(found)]
+        return _by_step(self.folder)
 
     def latest(self) -> FoundCheckpoint | None:
         """The newest valid checkpoint; `CheckpointError` if there are some but all are damaged."""
@@ -126,27 +158,35 @@ class Checkpoints:
         path = self.folder / _BEST
         return path if path.exists() else None
 
-    def _abandoned(self) -> list[Path]:
-        """Temporary files of processes that died while writing; of another machine only after a day."""
-        drafts = [(path, _DRAFT.fullmatch(path.name)) for path in self.folder.iterdir()]
-        return [path for path, found in drafts if found and _is_abandoned(path, *found.groups())]
 
-    def _mark_best(self, path: Path) -> None:
-        draft = _draft_of(self.folder / _BEST)
-        draft.unlink(missing_ok=True)
+def _by_step(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _abandoned(folder: Path) -> list[Path]:
+    """Temporary files of processes that died while writing; of another machine only after a day."""
+    drafts = [(path, _DRAFT.fullmatch(path.name)) for path in folder.iterdir()]
+    return [path for path, found in drafts if found and _is_abandoned(path, *found.groups())]
+
+
+def _mark_best(path: Path, named: Path) -> None:
+    best = path.with_name(_BEST)
+    draft = _draft_of(best)
+    draft.unlink(missing_ok=True)
+    try:
         try:
-            try:
-                os.link(path, draft)
-            except OSError:
-                shutil.copyfile(path, draft)
-            draft.replace(self.folder / _BEST)
-            _flush_folder(self.folder)
-        except OSError as error:
-            raise CheckpointError(
-                f"{draft}: cannot keep the best checkpoint: {_describe(error, self.folder)}"
-            ) from error
-        finally:
-            draft.unlink(missing_ok=True)
+            os.link(path, draft)
+        except OSError:
+            shutil.copyfile(path, draft)
+        draft.replace(best)
+        _flush_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(f"{named}: cannot keep the best checkpoint: {_describe(error, path.parent)}") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _is_abandoned(draft: Path, machine: str | None, pid: str) -> bool:

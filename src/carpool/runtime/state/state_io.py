@@ -6,13 +6,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.memory.memory_usage import has_free_memory, release_memory
 from carpool.runtime.memory.swap_client import SwapClient
 from carpool.runtime.process.protocol import Load, Message, Noted, WorkerFailed
-from carpool.runtime.state.checkpoint import Checkpoints, load
+from carpool.runtime.state.checkpoint import Checkpoints, load, load_copy
 from carpool.runtime.state.mirror import read_mirror
 from carpool.runtime.worker.error_classifier import failure_message, is_device_fault, root_cause
 from carpool.runtime.worker.fault_injection import FaultInjector
@@ -75,7 +76,7 @@ class StateIO:
             return ""
         step = self._trainer.cursor.step
         try:
-            self._faults.inject_disk(step)
+            self._faults.inject_in_save(step)
             with self._swap.readable():
                 return str(self._checkpoints.save(step, self._trainer.state_dict(), is_best=is_best))
         except OSError as error:
@@ -98,8 +99,14 @@ class StateIO:
 def _load_state(trainer: Trainer, fds: Sequence[int], path: str) -> None:
     """Load a mirror or a checkpoint; `CheckpointError` only if another process would fail too."""
     try:
-        trainer.load_state_dict(read_mirror(fds[0])[1] if fds else load(Path(path)))
+        trainer.load_state_dict(_read_state(fds, path))
     except CheckpointError as error:
         if (cause := root_cause(error)) is not error:
             raise cause from None
         raise
+
+
+def _read_state(fds: Sequence[int], path: str) -> Any:
+    if not fds:
+        return load(Path(path))
+    return load_copy(fds[0], path) if path else read_mirror(fds[0])[1]

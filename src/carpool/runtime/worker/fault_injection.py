@@ -3,10 +3,11 @@
     CARPOOL_FAULTS='[{"job": "a", "step": 5, "kind": "kill", "once": "/some/folder/mark"}]'
 
 ``step``: steps done before the fault. ``kind``: ``kill`` and ``stop`` (signals during the step), ``memory`` and
-``raise`` (exceptions), ``disk`` (checkpoints fail from that step on), on a GPU also ``kernel`` (killed while a kernel
-runs) and ``illegal`` (a write to an invalid address). ``rank`` restricts the fault to one rank. ``above`` makes
-``memory`` strike in every step from that one on whose largest micro-batch has more samples. ``once`` is a file created
-by the fault that prevents it from striking again, in any process.
+``raise`` (exceptions), ``disk`` (checkpoints fail from that step on), ``kill_in_save`` and ``stop_in_save`` (signals
+before a checkpoint is written from that step on), on a GPU also ``kernel`` (killed while a kernel runs) and ``illegal``
+(a write to an invalid address). ``rank`` restricts the fault to one rank. ``above`` makes ``memory`` strike in every
+step from that one on whose largest micro-batch has more samples. ``once`` is a file created by the fault that prevents
+it from striking again, in any process.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from carpool.runtime.compat.vmm import CudaRegion
 from carpool.runtime.engine.forward_backward import Step
 
 VARIABLE = "CARPOOL_FAULTS"
+_IN_SAVE = {"disk", "kill_in_save", "stop_in_save"}
 _BUSY_CYCLES = 4_000_000_000  # two seconds of one kernel, at 2 GHz
 _KERNEL_STARTED_S = 0.05
 
@@ -73,7 +75,7 @@ class FaultInjector:
     def inject(self, step: Step, rank: int, pieces: range) -> None:
         """Inject the faults due in this step: before its pass, or with several ranks between pass and reduction."""
         for fault in self._faults:
-            if fault.rank not in {None, rank} or fault.kind == "disk":
+            if fault.rank not in {None, rank} or fault.kind in _IN_SAVE:
                 continue
             if fault.above is None:
                 is_due = fault.step == step.number
@@ -92,10 +94,14 @@ class FaultInjector:
             else:
                 raise RuntimeError("an injected fault")
 
-    def inject_disk(self, step: int) -> None:
+    def inject_in_save(self, step: int) -> None:
+        """Inject the faults due when a checkpoint is written."""
         for fault in self._faults:
-            if fault.kind == "disk" and step >= fault.step and _first_time(fault):
+            if fault.kind not in _IN_SAVE or step < fault.step or not _first_time(fault):
+                continue
+            if fault.kind == "disk":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill_in_save" else signal.SIGSTOP)
 
 
 def _first_time(fault: Fault) -> bool:

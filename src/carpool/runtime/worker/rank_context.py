@@ -6,12 +6,13 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from carpool.runtime.compat.torch_api import file_store
+from carpool.runtime.compat.torch_api import file_store, tcp_store
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.process.protocol import Proceed
 from carpool.runtime.reduce.param_exchange import ParamExchange, measure_copy_s
-from carpool.runtime.reduce.process_group_reducer import ProcessGroupReducer, open_group
+from carpool.runtime.reduce.process_group_reducer import PeerLost, ProcessGroupReducer, open_group
 from carpool.runtime.reduce.reducer import Reducer
 from carpool.runtime.reduce.shm_layout import Owners, ShmLayout, piece_owners
 from carpool.runtime.reduce.shm_reducer import ShmReducer, contribution_bytes
@@ -83,7 +84,7 @@ class GroupJoiner:
     """Joins one process group after another.
 
     `Proceed` brings one memory file: the segment of the shared-memory reducer, or the store in which the ranks of a
-    torch process group find each other.
+    torch process group find each other. Across nodes rank 0 serves that store on a socket instead.
     """
 
     def __init__(self, trainer: Trainer, norms: SyncBatchNorms | None, is_aborted: Callable[[], bool]) -> None:
@@ -105,7 +106,7 @@ class GroupJoiner:
         is_split = proceed.size > 1 and trainer.shards is None
         trainer.update.threads = context.update_threads if is_split else None
         if proceed.size > 1 and proceed.reducer == "group":
-            context.reducer = self._process_group_reducer(proceed, fds[0], owners)
+            context.reducer = self._process_group_reducer(proceed, fds, owners)
         elif proceed.size > 1:
             self._use_shared_memory(context, fds[0])
         return context
@@ -124,16 +125,28 @@ class GroupJoiner:
             context.all_gather = ShmAllGather(fd, layout, proceed.rank, proceed.epoch, size, self._is_aborted)
             self._norms.all_gather = context.all_gather
 
-    def _process_group_reducer(self, proceed: Proceed, fd: int, owners: Owners) -> Reducer:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this node
-        kept = os.dup(fd)  # the store opens its file by this number
+    def _process_group_reducer(self, proceed: Proceed, fds: tuple[int, ...], owners: Owners) -> Reducer:
+        address = proceed.address or "127.0.0.1"  # without one all ranks are on this node
+        kept = os.dup(fds[0]) if fds and not proceed.store else None  # the store opens its file by this number
         try:
-            store = file_store(f"/proc/self/fd/{kept}")
-            group = open_group(store, proceed.epoch, proceed.rank, proceed.size, timeout_s=GROUP_TIMEOUT_S)
+            store = _network_store(proceed, fds) if kept is None else file_store(f"/proc/self/fd/{kept}")
+            group = open_group(store, proceed.epoch, proceed.rank, proceed.size, address, timeout_s=GROUP_TIMEOUT_S)
         except BaseException:
-            os.close(kept)
+            if kept is not None:
+                os.close(kept)
             raise
         exact, layout = self._trainer.shards is not None, self._trainer.layout
         reducer = ProcessGroupReducer(group, proceed.rank, owners, layout, exact=exact, is_aborted=self._is_aborted)
-        weakref.finalize(reducer, os.close, kept)
+        if kept is not None:
+            weakref.finalize(reducer, os.close, kept)
         return reducer
+
+
+def _network_store(proceed: Proceed, fds: tuple[int, ...]) -> Any:
+    """The store of a process group across nodes, which rank 0 serves on the socket it got; `PeerLost` if it is away."""
+    host, _, port = proceed.store.rpartition(":")
+    listener = os.dup(fds[0]) if fds else None
+    try:
+        return tcp_store(host, int(port), listener, timeout_s=GROUP_TIMEOUT_S)
+    except RuntimeError as error:
+        raise PeerLost(f"the store of epoch {proceed.epoch} at {proceed.store} does not answer: {error}") from error

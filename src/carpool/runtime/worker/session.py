@@ -90,6 +90,8 @@ def session(
     every_s = checkpoint_s if checkpoint_s is not None else float(os.environ.get("CARPOOL_CHECKPOINT_S", "60"))
     keep = int(os.environ.get("CARPOOL_KEEP", "2"))
     checkpoints = Checkpoints(Path(where) / "checkpoints", keep) if where else None
+    if checkpoints is not None and job_folder:
+        checkpoints.hold()
     return Session(model, optimizer, dict(state or {}), seed, checkpoints, every_s)
 
 

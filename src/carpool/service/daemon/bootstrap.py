@@ -15,6 +15,7 @@ from carpool.backends.fleet import Member, fleet_cluster
 from carpool.backends.group_retention import neighbour_lookup
 from carpool.backends.job_accounting import JobAccounting
 from carpool.backends.job_files import JobFileWriter
+from carpool.backends.metric_summary import read_metric_reports
 from carpool.backends.online_estimator import OnlineEstimator, initial_speeds
 from carpool.backends.profile_learner import ProfileLearner
 from carpool.backends.run_folder import RunFolder
@@ -266,8 +267,8 @@ class DaemonInstance:
 
     def _measured(self, job: JobId) -> list[tuple[int, Mapping[str, float]]]:
         """The metrics of a job that was submitted before the first stored record, by step."""
-        rows = self._folder.rows(job, "metrics.jsonl")
-        return [(int(row["step"]), row["metrics"]) for row in rows if isinstance(row.get("metrics"), dict)]
+        reports = read_metric_reports(self._folder.job(job) / "metrics.jsonl")
+        return [(report.step, report.metrics) for report in reports if report.metrics]
 
     def _follow_recovered_jobs(self, learner: ProfileLearner) -> None:
         jobs, programs = self.scheduler.jobs, self.recovered.programs

@@ -82,6 +82,7 @@ class ExecutorAccess(Protocol):
     """How an executor is found, started and replaced."""
 
     max_restarts: int  # within a minute
+    found: Member | None  # what a member that was away at the start turned out to be
 
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ClaimedExecutor | None:
         """Claim an executor that an earlier daemon left running; None where there is none."""
@@ -107,6 +108,7 @@ class PersistentExecutor:
     """An executor that outlives its daemon and is reached by a Unix socket in a folder."""
 
     max_restarts = 5
+    found: Member | None = None
 
     def __init__(self, folder: Path, options: ExecutorOptions) -> None:
         self._socket = ExecutorSocket(folder)
@@ -148,6 +150,7 @@ class ChildExecutor:
     """An executor that ends with this process and is not replaced."""
 
     max_restarts = 0
+    found: Member | None = None
 
     def __init__(self, start: StartExecutor) -> None:
         self._start = start

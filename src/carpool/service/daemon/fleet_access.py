@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from carpool.backends.executors import ExecutorGone, ExecutorPort
-from carpool.backends.fleet import MemberNode, device_names, loss_of, member_node
+from carpool.backends.fleet import MemberNode, device_names, is_of, loss_of, member_node
 from carpool.core.messages import Fact, JobFailed
 from carpool.core.model import DeviceId, JobId
 from carpool.core.scheduler import Scheduler
@@ -59,6 +59,8 @@ class FleetAccess:
         self.nodes: dict[str, MemberNode] = {}
         cluster = scheduler.cluster
         for name, each in self._members.items():
+            if not each.member.devices:  # it is away, and its devices are not known yet
+                continue
             self.nodes[name] = node = member_node(cluster, each.member)
             if all(other.name != node.name for other in cluster.nodes):
                 cluster = cluster.joined(node.name, node.banks, node.supplies)
@@ -70,7 +72,7 @@ class FleetAccess:
     def owner(self, device: DeviceId) -> str:
         """The member that has a device."""
         node = self._scheduler.cluster.node_of(device).name
-        return next(name for name, own in self.nodes.items() if own.name == node)
+        return next(name for name in self._members if is_of(node, name))
 
     async def start(self) -> Mapping[str, MemberStart]:
         """Claim the executors that an earlier daemon left running, and start the others."""
@@ -99,6 +101,8 @@ class FleetAccess:
             try:
                 return MemberStart(await self.start_executor(name))
             except Unreachable as absent:
+                if name not in self.nodes:
+                    self._tell(f"Host {name} is away; it joins when it can be reached.")
                 return MemberStart(absent.port, is_absent=True)
         if not self._fits(name, found.inventory):
             return MemberStart(found, is_unfit=True)
@@ -128,7 +132,9 @@ class FleetAccess:
         self._count_restart(name, reason, access.max_restarts)
         blamed = self._blame(name, reason)
         try:
-            self.nodes[name] = member_node(self._scheduler.cluster, self._members[name].member)
+            member = access.found or self._members[name].member
+            if member.devices:
+                self.nodes[name] = member_node(self._scheduler.cluster, member)
             return await self.start_executor(name), [*self.rejoin(name), *blamed]
         except Unreachable as absent:
             log_event(_log, "member_lost", level=logging.WARNING, executor=name, reason=f"{reason}; {absent}")
@@ -169,4 +175,5 @@ class FleetAccess:
             each.access.close()
 
     def _claims(self, name: str) -> ClaimSource:
-        return ClaimSource(self._store, self.nodes[name].devices, self._options, self._commit, name)
+        devices = self.nodes[name].devices if name in self.nodes else ()
+        return ClaimSource(self._store, devices, self._options, self._commit, name)

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from carpool.backends.executors import ExecutorPort
@@ -21,7 +21,9 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
 from carpool.runtime.executor.reports import Gone, Report
-from carpool.runtime.remote.remote_link import AgentFacts, RemoteFiles, connect
+from carpool.runtime.remote.lending import Lender
+from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable, RemoteFiles, connect
+from carpool.runtime.remote.remote_protocol import lending_token
 from carpool.runtime.remote.remote_start import ensure_agent
 from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
 
@@ -40,6 +42,8 @@ class RemoteSettings:
     lease_s: float
     codes: CodeArchives
     orphan_s: float = 86400.0  # an executor without its scheduler saves all states and exits after this
+    clock: Callable[[], float] = time.monotonic  # that leases are counted on
+    lenders: dict[str, Lender] = field(default_factory=dict)  # members that have been claimed, for jobs across them
 
     @property
     def grace_s(self) -> float:
@@ -56,25 +60,29 @@ class RemoteAccess:
 
     max_restarts = sys.maxsize  # a member that is away is waited for
 
-    def __init__(self, host: Host, settings: RemoteSettings, there: Path) -> None:
+    def __init__(self, host: Host, settings: RemoteSettings, there: Path | None) -> None:
+        self.found: Member | None = None
         self._host = host
         self._settings = settings
-        self._there = there  # state folder of the agent
+        self._there = there  # state folder of the agent; None until it is reached for the first time
         self._has_started = False
         self._ready: RemoteMember | None = None  # started while the loop went on
         self._in_hand: JobId | None = None  # of the executor that died last
 
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> RemoteMember | None:
-        """Claim the executor that an earlier daemon left running there."""
+        """Claim the executor that an earlier daemon left running there; one whose devices are unknown is replaced."""
         if not claims.is_known:
             return None
-        lost_at = time.monotonic() + self._settings.grace_s  # until then its jobs may run, under the previous daemon
+        lost_at = (
+            self._settings.clock() + self._settings.grace_s
+        )  # until then its jobs may run, under the previous daemon
         while True:
             try:
                 facts = await agent_facts(self._host)
-                return await self._member(claims, fresh=False) if facts.is_running else None
+                is_usable = facts.is_running and self._there is not None
+                return await self._member(claims, fresh=False) if is_usable else None
             except InputError as error:
-                if time.monotonic() > lost_at:
+                if self._settings.clock() > lost_at:
                     tell(f"{error} Its jobs resume on other machines, or when it returns.")
                     return None
                 await asyncio.sleep(_RETRY_S)
@@ -87,14 +95,30 @@ class RemoteAccess:
         if self._ready is not None:
             ready, self._ready = self._ready, None
             return ready
+        if self._there is None:
+            raise Unreachable("it cannot be reached yet", AbsentMember(self._appear))
         if self._has_started:
             raise Unreachable("its executor is started again", AbsentMember(lambda: self._restart(claims)))
         try:
             return await self._member(claims, fresh=True)
         except InputError as error:
+            if self.found is not None:  # it has no node yet
+                self._there = None
+                raise Unreachable(str(error), AbsentMember(self._appear)) from None
             if not claims.is_known:
                 raise
             raise Unreachable(str(error), AbsentMember(lambda: self._restart(claims))) from None
+
+    async def _appear(self) -> None:
+        """Wait until the host can be reached for the first time, and learn which devices it has."""
+        while self._there is None:
+            try:
+                await ensure_agent(self._host)
+                facts = await agent_facts(self._host)
+            except (CarpoolError, OSError):
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self.found, self._there = Member(self._host.name, facts.devices, facts.supplies), facts.state
 
     async def _restart(self, claims: ClaimSource) -> None:
         """Start a fresh executor as soon as the host can be reached."""
@@ -125,7 +149,11 @@ class RemoteAccess:
         transfer = JobTransfer(
             settings.state, RemoteFiles(self._host, max(_MIN_REQUEST_S, settings.lease_s)), settings.codes
         )
-        return RemoteMember(self._host.name, client, reclaim, transfer, settings.grace_s)
+        for_others = replace(self._host, token=lending_token(self._host.token))
+        settings.lenders[self._host.name] = Lender(for_others, tuple(client.inventory.devices))
+        return RemoteMember(
+            self._host.name, client, reclaim, transfer, settings.grace_s, settings.clock, settings.lenders
+        )
 
     async def _claim(
         self, claims: ClaimSource, *, fresh: bool, before: ExecutorClient | None = None, stored: int | None = None
@@ -144,6 +172,7 @@ class RemoteAccess:
                 claims.outnumbered(refused.epoch)
 
     def _claim_for(self, claim: Claim) -> Claim:
+        assert self._there is not None, "an executor is claimed on a host that was reached"
         marker = str(ExecutorSocket(self._there / "executor").job_marker)
         options = replace(claim.options, on_orphan="wait", orphan_s=self._settings.orphan_s, job_marker=marker)
         lease_s = self._settings.lease_s
@@ -254,12 +283,32 @@ async def check_jobs(hosts: HostsFile, state: Path, jobs: Sequence[ListedJob]) -
             transfer.close()
 
 
-async def remote_members(hosts: HostsFile, state: Path, *, orphan_s: float = 86400.0) -> tuple[FleetMember, ...]:
-    """The members of a hosts file, each asked for its devices; InputError if one cannot be reached."""
-    settings = RemoteSettings(state, hosts.lease_s, CodeArchives(state, hosts.max_code_bytes), orphan_s)
-    await asyncio.gather(*[ensure_agent(host) for host in hosts.hosts])
-    found = await asyncio.gather(*[agent_facts(host) for host in hosts.hosts])
-    return tuple(
-        FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts.state))
-        for host, facts in zip(hosts.hosts, found, strict=True)
-    )
+async def remote_members(
+    hosts: HostsFile,
+    state: Path,
+    *,
+    orphan_s: float = 86400.0,
+    may_be_away: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[FleetMember, ...]:
+    """The members of a hosts file, each asked for its devices; InputError if one cannot be reached.
+
+    Where hosts may be away, such a host joins when it can be reached; one at least must be there, and a wrong token or
+    version stays an error.
+    """
+    settings = RemoteSettings(state, hosts.lease_s, CodeArchives(state, hosts.max_code_bytes), orphan_s, clock)
+
+    async def member(host: Host) -> FleetMember:
+        try:
+            await ensure_agent(host)
+            facts = await agent_facts(host)
+        except HostUnreachable:
+            if not may_be_away:
+                raise
+            return FleetMember(Member(host.name, ()), RemoteAccess(host, settings, None))
+        return FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts.state))
+
+    found = await asyncio.gather(*[member(host) for host in hosts.hosts])
+    if not any(each.member.devices for each in found):
+        await agent_facts(hosts.hosts[0])
+    return tuple(found)

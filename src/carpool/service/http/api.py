@@ -221,9 +221,14 @@ async def story(job: JobName, service: ServiceDep, principal: PrincipalDep) -> R
 
 
 @router.get("/jobs/{job}/why", response_model=Explanation, responses=_QUERY, tags=["jobs"])
-async def why(job: JobName, service: ServiceDep, principal: PrincipalDep) -> Response:
-    """Explain why a job waits, or why it holds its devices."""
-    return json_response(Explanation, Explanation(job=job, why=service.why(principal, job)))
+async def why(
+    job: JobName,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    verbose: Annotated[bool, Query(description="with the policy's figures, such as prices")] = False,
+) -> Response:
+    """Explain why a job waits, or why it holds its devices, and what would change it."""
+    return json_response(Explanation, Explanation(job=job, why=service.why(principal, job, verbose=verbose)))
 
 
 @router.get("/jobs/{job}/measurements", response_model=list[MeasurementView], responses=_QUERY, tags=["jobs"])

@@ -18,16 +18,16 @@ _PAGE = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Sign in – carpool</title>
 <link rel="stylesheet" href="/dashboard/dashboard.css"></head>
-<body><main>
+<body><main><div class="empty tall">
 <h1>carpool</h1>
 <p>{message}</p>
 <form method="post" action="/sign-in">
 <input type="hidden" name="next" value="{next}">
 <label>Token <input type="password" name="token" autocomplete="current-password" autofocus required></label>
-<button>Sign in</button>
+<button class="main">Sign in</button>
 </form>
 <p>An admin creates tokens with <code>carpool token add NAME</code>.</p>
-</main></body>
+</div></main></body>
 </html>
 """
 _WELCOME = "Sign in with an access token to see and control jobs."

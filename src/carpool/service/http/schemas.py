@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, create_model
 
-from carpool.jobs.job_file import KEYS, JobKey
+from carpool.jobs.job_keys import KEYS, JobKey
 from carpool.service.auth import Role
 
 _Name = Annotated[StrictStr, Field(min_length=1, max_length=100)]
 _Text = Annotated[StrictStr, Field(max_length=4096)]
 _Count = Annotated[StrictInt, Field(ge=0, le=1_000_000)]
 _Seconds = Annotated[StrictInt, Field(ge=0)] | Annotated[float, Field(ge=0)] | _Text
-Weight = Annotated[float, Field(gt=0, ge=1e-6, le=1e6, strict=True)]
+Weight = Annotated[float, Field(gt=0, ge=KEYS["weight"].least, le=KEYS["weight"].most, strict=True)]
 
 
 _TYPES: dict[str, Any] = {  # by the names in `jobs.job_file.KEYS`
@@ -24,27 +24,25 @@ _TYPES: dict[str, Any] = {  # by the names in `jobs.job_file.KEYS`
     "name or names": list[_Name] | _Name,
     "table": dict[str, Any],
     "variables": dict[str, StrictStr | StrictInt | float],
-    "count": _Count,
     "bytes": Annotated[StrictInt, Field(ge=0)] | _Text,
     "seconds": _Seconds,
     "seconds or none": _Seconds | None,
     "switch": StrictBool,
-    "weight": Weight,
     "priority": Literal["low", "normal", "high", "urgent"],
     "batch": _Count | dict[str, Any],
-    "shards": Annotated[StrictInt, Field(ge=1, le=1 << 16)],
-    "seed": Annotated[StrictInt, Field(ge=0, le=1 << 53)],
     "precision": Literal["", "float32", "tf32", "bf16"],
-    "keep": Annotated[StrictInt, Field(ge=1, le=1000)],
-    "retries": Annotated[StrictInt, Field(ge=0, le=1000)],
 }
+
+
+_NUMBERS: dict[str, Any] = {"integer": StrictInt, "number": Annotated[float, Field(strict=True)]}
 
 
 def _field(key: JobKey) -> tuple[Any, Any]:
     default: dict[str, Any] = {"default": key.default}
     if isinstance(key.default, dict | list):
         default = {"default_factory": type(key.default)}
-    return _TYPES[key.type], Field(**default, description=key.help or None)
+    limits: dict[str, Any] = {"ge": key.least, "le": key.most} if key.type in _NUMBERS else {}
+    return _NUMBERS.get(key.type) or _TYPES[key.type], Field(**default, **limits, description=key.help or None)
 
 
 _JobKeys: Any = create_model("JobTable", **{name: _field(key) for name, key in KEYS.items()})  # type: ignore[call-overload]

@@ -15,12 +15,12 @@ from pathlib import Path
 from carpool.backends.job_accounting import JobAccount
 from carpool.core.constraints.priorities import priority_name
 from carpool.core.estimates import Estimator
+from carpool.core.job_history import describe_request
 from carpool.core.messages import OutsidersSeen, Planned
 from carpool.core.model import Allocation, DeviceId, Job, JobId, Phase
 from carpool.core.occupancy import Occupancy
 from carpool.core.scheduler import Scheduler
 from carpool.core.typed_fields import Amount, Measured, decode_value
-from carpool.core.units import format_params
 from carpool.jobs.program import Program
 from carpool.jobs.untrusted_file import first_kept_byte, open_untrusted
 from carpool.service.queries.views import (
@@ -84,6 +84,25 @@ def redact_reason(reason: str, is_hidden: Callable[[JobId], bool]) -> str:
     )
 
 
+def redact_names(reason: str, is_hidden: Callable[[JobId], bool]) -> str:
+    """Replace the names of hidden jobs in a reason; the rest, such as when the caller's job starts, stays."""
+
+    def shown(word: re.Match[str]) -> str:
+        name = word[0].rstrip(".-")
+        hidden = next((each for each in (word[0], name) if is_hidden(JobId(each))), None)
+        return word[0] if hidden is None else "another user's job" + word[0].removeprefix(hidden)
+
+    return _WORD.sub(shown, reason)
+
+
+def last_message_off_devices(account: JobAccount) -> str:
+    """What the executor reported about a job since it lost its devices, such as that it is parked; else empty."""
+    lost_at = account.decisions[-1].at if account.decisions and account.held is None else None
+    if lost_at is None or account.phase.is_over or not account.story or account.story[-1][0] < lost_at:
+        return ""
+    return account.story[-1][1]
+
+
 def job_view(
     account: JobAccount,
     *,
@@ -118,7 +137,7 @@ def job_view(
         waited_s=max(0.0, until - account.submitted_at - held_s),
         holds=holdings(account.held, names),
         batch_size=account.held.batch_size if account.held is not None else spec.batch_size,
-        steps=account.done + account.rate * max(0.0, at - account.as_of) or account.steps,
+        steps=account.steps,
         total_steps=total,
         steps_per_s=account.rate,
         loss=account.loss if outcome is None else outcome.loss,
@@ -137,6 +156,8 @@ def job_view(
         deadline=time_base.unix(account.submitted_at + spec.deadline_s) if spec.deadline_s else None,
         is_late=0.0 < spec.deadline_s < until - account.submitted_at,
         params=dict(spec.params),
+        warning=account.warning,
+        restarts=account.restarts,
     )
 
 
@@ -168,9 +189,7 @@ def job_story(
     account: JobAccount, time_base: TimeBase, names: Mapping[int, str], redact: Callable[[str], str]
 ) -> list[StoryEventView]:
     """Build a job's history, oldest first; `redact` filters the policy's reasons for the caller."""
-    devices = account.spec.devices
-    params = f", {format_params(account.spec.params)}" if account.spec.params else ""
-    submitted = account.submitted_at, f"was submitted: requests {devices} device{'' if devices == 1 else 's'}{params}"
+    submitted = account.submitted_at, f"was submitted: requests {describe_request(account.spec)}"
     events = [submitted, *_decisions(account, names, redact), *account.story, *_ending(account)]
     return [StoryEventView(time_base.unix(at), words) for at, words in sorted(events, key=lambda event: event[0])]
 

@@ -65,6 +65,8 @@ class JobView:
     deadline: float | None = None
     is_late: bool = False  # missed its deadline
     params: Mapping[str, Param] = field(default_factory=dict)  # hyper-parameters that its sweep varies
+    restarts: int = 0  # after crashes and lost nodes
+    warning: str = ""  # of its executor, such as that it uses more memory than it declared
 
     @property
     def progress(self) -> float | None:
