@@ -329,7 +329,7 @@ def _spec(name: str, table: Table, program: Program) -> JobSpec:
 
 
 def _max_nodes(table: Table, program: Program) -> int:
-    most = table.whole("max_nodes", 0)
+    most = _integer(table, "max_nodes")
     reason = "a command runs on one machine" if program.command else ""
     if program.sync_batchnorm:
         reason = "sync_batchnorm = true needs memory that all its devices share"

@@ -72,11 +72,13 @@ def test_thirty_jobs_on_three_members_one_killed_and_rejoined(tmp_path: Path, ag
     jobs = jobs_in(tmp_path / "code", 30, steps=20)
     state = tmp_path / "state"
     clock = ShiftedClock()
+    lost: set[str] = set()
 
     async def main() -> None:
         async with fleet_daemon(state, hosts_of(*agents, lease_s=LONG_LEASE_S), clock=clock) as daemon:
             await daemon.loop.submit(jobs)
             await until(daemon, lambda: any(placed(daemon, job.spec.id) == "right" for job in jobs))
+            lost.update(job.spec.id for job in jobs if placed(daemon, job.spec.id) == "right")
             agents[1].kill()
             clock.advance(2 * LONG_LEASE_S)
             await until(daemon, lambda: has_lost(daemon))
@@ -99,8 +101,8 @@ def test_thirty_jobs_on_three_members_one_killed_and_rejoined(tmp_path: Path, ag
         if change.allocation is None
     }
     assert not interrupted, "jobs elsewhere are never released"
-    once = [job.spec.id for job in jobs if steps_made(state, job.spec.id) == dict.fromkeys(range(1, 21), 1)]
-    assert len(once) >= 29, "only the job of the killed member made steps again"
+    again = {job.spec.id for job in jobs if steps_made(state, job.spec.id) != dict.fromkeys(range(1, 21), 1)}
+    assert again <= lost, "only jobs of the killed member made steps again"
 
 
 @pytest.mark.parametrize("trouble", ["link", "agent", "executor"])
