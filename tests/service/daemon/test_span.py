@@ -141,7 +141,8 @@ def test_a_machine_is_lost_and_the_job_goes_on_with_the_rest(
             gone, left = (lead, other) if lost == "lead" else (other, lead)
             lent = workers_of(other)
             gone.kill()
-            await until(daemon, lambda: nodes_of(daemon) == [left.name])
+            # Without a lender it goes on at once, and may end before the lease of the lost machine does.
+            await until(daemon, lambda: nodes_of(daemon) in ([left.name], []))
             await until(daemon, lambda: not daemon.scheduler.jobs)
             assert not lent & workers_of(other), "a lent worker exits with its lead"
 
