@@ -17,8 +17,9 @@ from carpool.jobs.devices import LocalDevice
 from carpool.jobs.nvml import GpuProcess
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import ExecutorOptions
-from carpool.runtime.executor.executor import Executor, ExecutorDependencies
+from carpool.runtime.executor.executor import Executor
 from carpool.runtime.executor.reports import Facts, Report, Sized, Told
+from carpool.runtime.executor.training_workers import ExecutorDependencies
 from carpool.runtime.process.launch import Launched
 from carpool.runtime.process.protocol import (
     AdmissionRequested,
@@ -57,7 +58,7 @@ def close_files(executor: Executor) -> None:
     """Close the descriptors of an executor that has no processes."""
     for training in executor.jobs.trainings.values():
         training.close()
-    executor._arbiter.close()
+    executor.workers.arbiter.close()
 
 
 class FakePool(WorkerPool):
@@ -123,14 +124,14 @@ def test_a_worker_that_halts_while_it_waits_for_a_turn_is_skipped(tmp_path: Path
     executor.apply_orders([Assign(JobId(job), Allocation.of(0, 1), 1) for job in ("a", "b")])
     a0, a1, b0, b1 = pool.launched
     for key in (a0, a1, b0, b1):
-        executor.on_message(key, READY)
+        executor.workers.on_message(key, READY)
     epoch = next(message.epoch for key, message in pool.sent if key == b0 and isinstance(message, Proceed))
-    executor.on_message(b0, TurnRequested(0))
-    executor.on_message(a0, TurnRequested(0))
-    executor.on_exit(a1, "killed by SIGKILL")
-    executor.on_message(a0, Halted(0))
-    executor.on_message(b0, Contributed(epoch, 0, 0.01, 4))
-    executor.on_message(b0, TurnRequested(1))
+    executor.workers.on_message(b0, TurnRequested(0))
+    executor.workers.on_message(a0, TurnRequested(0))
+    executor.workers.on_exit(a1, "killed by SIGKILL")
+    executor.workers.on_message(a0, Halted(0))
+    executor.workers.on_message(b0, Contributed(epoch, 0, 0.01, 4))
+    executor.workers.on_message(b0, TurnRequested(1))
     assert pool.granted() == [b0, b0]
 
 
@@ -142,13 +143,13 @@ def test_the_next_turn_is_granted_during_the_last_step_and_an_exit_ends_a_turn(t
     executor.apply_orders([Assign(JobId(job), Allocation.of(0, fraction=0.5), 1) for job in ("a", "b")])
     a, b = pool.launched
     for key in (a, b):
-        executor.on_message(key, READY)
-        executor.on_message(key, TurnRequested(0))
-    executor.on_message(a, TurnEnding(1))
+        executor.workers.on_message(key, READY)
+        executor.workers.on_message(key, TurnRequested(0))
+    executor.workers.on_message(a, TurnEnding(1))
     assert [message for key, message in pool.sent if isinstance(message, Grant)] == [Grant(1, 1, 0), Grant(1, 2, 1)]
-    handoff = DeviceHandoff(*executor._arbiter.handoff_descriptors(0))
+    handoff = DeviceHandoff(*executor.workers.arbiter.handoff_descriptors(0))
     assert not handoff.has_reached(1)
-    executor.on_exit(a, "killed by SIGKILL")
+    executor.workers.on_exit(a, "killed by SIGKILL")
     assert handoff.has_reached(1)
     handoff.close()
 
@@ -161,15 +162,15 @@ def test_under_a_memory_cap_a_grant_waits_until_another_job_is_swapped_out(tmp_p
         executor.add_job(JobId(job), Program(entry="jobs.py:tiny"), resume=False)
     executor.apply_orders([Assign(JobId(job), Allocation.of(0, fraction=0.5), 1) for job in ("a", "b")])
     a, b = pool.launched
-    executor.on_message(a, AdmissionRequested())
-    executor.on_message(b, AdmissionRequested())
-    executor.on_message(a, READY)
-    executor.on_message(a, TurnEnding(1))
+    executor.workers.on_message(a, AdmissionRequested())
+    executor.workers.on_message(b, AdmissionRequested())
+    executor.workers.on_message(a, READY)
+    executor.workers.on_message(a, TurnEnding(1))
     sent = [(key, message) for key, message in pool.sent if not isinstance(message, Proceed)]
     assert sent == [(a, Grant(16, 1, 0, free_bytes=100)), (a, SwapOut(wholly=True))]
-    executor.on_message(a, MemoryMeasured(60, 0, 10))
-    executor.on_message(a, TurnEnded(1))
-    executor.on_message(a, SwappedOut(wholly=True))
+    executor.workers.on_message(a, MemoryMeasured(60, 0, 10))
+    executor.workers.on_message(a, TurnEnded(1))
+    executor.workers.on_message(a, SwappedOut(wholly=True))
     assert pool.sent[-1] == (b, Grant(16, 2, 1, free_bytes=90))
 
 
@@ -210,7 +211,7 @@ class Gpu:
 
     def receives(self, key: WorkerKey, *messages: Message) -> None:
         for message in messages:
-            self.executor.on_message(key, message)
+            self.executor.workers.on_message(key, message)
 
     def sent_to(self, key: WorkerKey) -> list[str]:
         return [type(message).__name__ for client, message in self.pool.sent if client == key]
@@ -305,9 +306,9 @@ def test_a_gpu_fault_ends_all_clients_and_jobs_restart_one_by_one(gpu: Gpu) -> N
     gpu.receives(b, WorkerFailed("device", "CUDA error: an illegal memory access was encountered", 9))
     gpu.receives(a, WorkerFailed("device", "CUDA error: an illegal memory access was encountered", 5))
     assert sorted(gpu.pool.killed) == [a, b]
-    gpu.executor.on_exit(b, "killed by SIGKILL")
+    gpu.executor.workers.on_exit(b, "killed by SIGKILL")
     assert gpu.pool.launched == [a, b]  # the other client has not exited yet
-    gpu.executor.on_exit(a, "killed by SIGKILL")
+    gpu.executor.workers.on_exit(a, "killed by SIGKILL")
     *_, first = gpu.pool.launched
     assert len(gpu.pool.launched) == 3
     assert first[0] == "a"
@@ -322,7 +323,7 @@ def test_a_job_that_faults_alone_repeatedly_fails(gpu: Gpu) -> None:
     key = gpu.run("a", 0.4)
     for _ in range(3):
         gpu.receives(key, READY, WorkerFailed("device", "CUDA error: misaligned address", 0))
-        gpu.executor.on_exit(key, "exit code 3")
+        gpu.executor.workers.on_exit(key, "exit code 3")
         key = gpu.pool.launched[-1]
     failed = [f for r in gpu.reports if isinstance(r, Facts) for f in r.facts if isinstance(f, JobFailed)]
     assert "misaligned address" in failed[0].error
@@ -336,7 +337,7 @@ def test_a_job_that_waits_for_isolation_is_not_blamed(gpu: Gpu) -> None:
     os.pwrite(counter, (133).to_bytes(8, "little"), 0)  # it had not reported most of these steps
     gpu.receives(keys["other"], WorkerFailed("device", "CUDA error: an illegal memory access was encountered", 9))
     for key in keys.values():
-        gpu.executor.on_exit(key, "killed by SIGKILL")
+        gpu.executor.workers.on_exit(key, "killed by SIGKILL")
     for _ in range(3):
         (alone,) = gpu.pool.launched[len(keys) :]
         assert alone[0] == "struck"
@@ -344,7 +345,7 @@ def test_a_job_that_waits_for_isolation_is_not_blamed(gpu: Gpu) -> None:
         assert gpu.pool.launched[-1] == alone
         gpu.receives(alone, WorkerFailed("device", "CUDA error: an illegal memory access was encountered", 133))
         keys[f"again {alone[1]}"] = alone
-        gpu.executor.on_exit(alone, "exit code 3")
+        gpu.executor.workers.on_exit(alone, "exit code 3")
     failed = [f for r in gpu.reports if isinstance(r, Facts) for f in r.facts if isinstance(f, JobFailed)]
     assert [fact.job for fact in failed] == ["struck"]
     assert gpu.pool.launched[-1][0] == "other"  # the first one to start since
@@ -357,8 +358,8 @@ def test_a_waiting_worker_can_be_cancelled(gpu: Gpu) -> None:
         gpu.receives(a, READY)
         gpu.receives(b, READY)
         gpu.receives(a, WorkerFailed("device", "CUDA error: unspecified launch failure", 0))
-        gpu.executor.on_exit(a, "exit code 3")
-        gpu.executor.on_exit(b, "killed by SIGKILL")
+        gpu.executor.workers.on_exit(a, "exit code 3")
+        gpu.executor.workers.on_exit(b, "killed by SIGKILL")
         assert len(gpu.pool.launched) == 3
         gpu.executor.apply_orders([Release(JobId("b"), 2)])
         await asyncio.sleep(0)
@@ -374,7 +375,7 @@ def test_the_length_of_a_training_is_reported_when_it_is_loaded(tmp_path: Path) 
     executor = Executor(DEVICES, tmp_path, ExecutorOptions(), reports.append, pool.dependencies())
     executor.add_job(JobId("a"), Program(entry="jobs.py:tiny"), resume=False)
     executor.apply_orders([Assign(JobId("a"), Allocation.of(0), 1)])
-    executor.on_message(pool.launched[0], replace(READY, target_loss=0.05, window=5))
+    executor.workers.on_message(pool.launched[0], replace(READY, target_loss=0.05, window=5))
     assert Sized(JobId("a"), 9, 8, 80, target_loss=0.05, window=5) in reports
 
 
@@ -390,9 +391,9 @@ def test_a_gpu_fault_kills_prewarmed_processes_before_workers_start(gpu: Gpu) ->
     a = gpu.run("a", 0.4)
     gpu.receives(a, READY, WorkerFailed("device", "CUDA error: an illegal memory access was encountered", 0))
     assert gpu.pool.killed == [a, warm] or gpu.pool.killed == [warm, a]
-    gpu.executor.on_exit(a, "killed by SIGKILL")
+    gpu.executor.workers.on_exit(a, "killed by SIGKILL")
     assert gpu.pool.launched == [a]  # the prewarmed process is a client of the broken server too
-    gpu.executor.on_exit(warm, "killed by SIGKILL")
+    gpu.executor.workers.on_exit(warm, "killed by SIGKILL")
     assert [key[0] for key in gpu.pool.launched] == ["a", "a"]
 
 
@@ -445,7 +446,7 @@ def test_a_worker_without_its_lane_restarts_without_counting_as_a_loss(gpu: Gpu)
     key = gpu.pool.launched[-1]
     gpu.mps.is_alive = False
     gpu.receives(key, WorkerFailed("lane", error))
-    gpu.executor.on_exit(key, "exit code 3")
+    gpu.executor.workers.on_exit(key, "exit code 3")
     assert len(gpu.pool.launched) == 1  # the daemon is not running
     gpu.mps.is_alive = True
     gpu.executor._on_mps_change()
@@ -460,9 +461,9 @@ def test_mps_errors_count_against_no_job_and_turn_lanes_off_in_the_end(gpu: Gpu)
     key = gpu.run("a", 0.4)
     for number in range(3):
         gpu.receives(key, READY, WorkerFailed("device", error, 0))
-        gpu.executor.on_exit(key, "exit code 3")
+        gpu.executor.workers.on_exit(key, "exit code 3")
         key = gpu.pool.launched[-1]
-        assert gpu.executor._mps.has_lanes is (number < 2)
+        assert gpu.executor.workers.mps.has_lanes is (number < 2)
     assert gpu.pool.environments[key] == {}
     assert not any(isinstance(f, JobFailed) for r in gpu.reports if isinstance(r, Facts) for f in r.facts)
 
@@ -473,7 +474,7 @@ def test_jobs_are_time_sliced_when_lanes_are_never_given(gpu: Gpu) -> None:
     for _ in range(3):
         key = next(key for key in reversed(gpu.pool.launched) if key[0] == "a")
         gpu.receives(key, WorkerFailed("lane", "40 % requested"))
-        gpu.executor.on_exit(key, "exit code 3")
+        gpu.executor.workers.on_exit(key, "exit code 3")
     last = gpu.pool.launched[-1]
     assert last[0] == "a"
     assert gpu.pool.environments[last] == {}
@@ -513,7 +514,7 @@ def test_commands_that_end_while_the_executor_closes_raise_nothing(tmp_path: Pat
 
     async def go() -> None:
         executor = Executor(DEVICES, tmp_path, ExecutorOptions(), lambda _: None, StoppedPool().dependencies())
-        executor.add_job(JobId("sleeps"), Program(command=("sh", "-c", "touch begun; sleep 1000")), resume=False)
+        executor.add_job(JobId("sleeps"), Program(command=("sh", "-c", "sleep 1000")), resume=False)
         executor.apply_orders([Assign(JobId("sleeps"), Allocation.of(0), 1)])
         while not executor.jobs.commands[JobId("sleeps")].has_process:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

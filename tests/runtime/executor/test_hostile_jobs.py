@@ -57,7 +57,7 @@ class Rig:
     def check_neighbour(self) -> None:
         """The neighbour starts, and no report about any job is refused by the client."""
         self.executor.tick()
-        self.executor.on_message(self.good, READY)
+        self.executor.workers.on_message(self.good, READY)
         assert AssignApplied(GOOD, 1, 0.0) in self.facts
         assert GOOD not in self.failed
         for report in self.reports:
@@ -87,13 +87,13 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 )
 def test_messages_within_their_ranges_and_without_sense_harm_no_other_job(rig: Rig, messages: list[Message]) -> None:
     for message in messages:
-        rig.executor.on_message(rig.bad, message)
+        rig.executor.workers.on_message(rig.bad, message)
     rig.check_neighbour()
 
 
 def test_a_worker_that_breaks_the_protocol_fails_its_job_with_the_reason(rig: Rig) -> None:
-    rig.executor.on_message(rig.bad, WorkerFailed("protocol", "its worker sent Ready.total_steps"))
-    rig.executor.on_exit(rig.bad, "killed by SIGKILL")
+    rig.executor.workers.on_message(rig.bad, WorkerFailed("protocol", "its worker sent Ready.total_steps"))
+    rig.executor.workers.on_exit(rig.bad, "killed by SIGKILL")
     assert "Ready.total_steps" in rig.failed[BAD]
     rig.check_neighbour()
 
@@ -105,8 +105,8 @@ def test_an_error_in_handling_a_job_fails_that_job_and_names_it(rig: Rig, monkey
         raise ZeroDivisionError("in a state machine")
 
     monkeypatch.setattr(machine, "message", explode)
-    rig.executor.on_message(rig.bad, READY)
-    rig.executor.on_exit(rig.bad, "killed by SIGKILL")
+    rig.executor.workers.on_message(rig.bad, READY)
+    rig.executor.workers.on_exit(rig.bad, "killed by SIGKILL")
     assert "ZeroDivisionError" in rig.failed[BAD]
     rig.check_neighbour()
 
@@ -119,10 +119,10 @@ def test_a_job_whose_state_machine_is_unusable_is_abandoned(rig: Rig, monkeypatc
 
     for method in ("message", "fail", "tick", "exited"):
         monkeypatch.setattr(machine, method, explode)
-    rig.executor.on_message(rig.bad, READY)
+    rig.executor.workers.on_message(rig.bad, READY)
     assert rig.pool.killed == [rig.bad]
     assert BAD in rig.failed
-    rig.executor.on_exit(rig.bad, "killed by SIGKILL")
+    rig.executor.workers.on_exit(rig.bad, "killed by SIGKILL")
     rig.check_neighbour()
 
 
@@ -161,14 +161,14 @@ def test_any_messages_of_a_worker_leave_the_neighbour_alone(
 ) -> None:
     rig = Rig(tmp_path_factory.mktemp("state"))
     if is_ready:
-        rig.executor.on_message(rig.bad, READY)
+        rig.executor.workers.on_message(rig.bad, READY)
     for line in sent:
         try:
-            rig.executor.on_message(rig.bad, decode(line))
+            rig.executor.workers.on_message(rig.bad, decode(line))
         except ProtocolError as error:
-            rig.executor.on_message(rig.bad, WorkerFailed("protocol", str(error)))
+            rig.executor.workers.on_message(rig.bad, WorkerFailed("protocol", str(error)))
     rig.executor.tick()
-    rig.executor.on_exit(rig.bad, "killed by SIGKILL")
+    rig.executor.workers.on_exit(rig.bad, "killed by SIGKILL")
     rig.check_neighbour()
     close_files(rig.executor)
 

@@ -64,7 +64,7 @@ def test_whatever_a_file_is_replaced_by_the_executor_and_the_neighbour_go_on(
     executor.add_job(GOOD, Program(entry="jobs.py:tiny"), resume=False)
     executor.apply_orders([Assign(BAD, Allocation.of(0), 1), Assign(GOOD, Allocation.of(1), 1)])
     executor.tick()
-    executor.on_message(next(key for key in pool.launched if key[0] == GOOD), READY)
+    executor.workers.on_message(next(key for key in pool.launched if key[0] == GOOD), READY)
     facts = [fact for report in reports if isinstance(report, Facts) for fact in report.facts]
     assert AssignApplied(GOOD, 1, 0.0) in facts
     assert not [fact for fact in facts if isinstance(fact, JobFailed) and fact.job == GOOD]

@@ -123,12 +123,12 @@ def test_launches_failures_and_losses_of_workers_are_logged(tmp_path: Path, reco
     executor.add_job(JOB, Program(entry="jobs.py:tiny", environment={"API_TOKEN": "hunter2"}), resume=False)
     executor.apply_orders([Assign(JOB, Allocation.of(0), 1)])
     (first,) = pool.launched
-    executor.on_message(first, READY)
-    executor.on_message(first, WorkerFailed("memory", "out of memory", 0))
-    executor.on_exit(first, "killed by SIGKILL")
+    executor.workers.on_message(first, READY)
+    executor.workers.on_message(first, WorkerFailed("memory", "out of memory", 0))
+    executor.workers.on_exit(first, "killed by SIGKILL")
     second = pool.launched[-1]
     executor.stop(checkpoint=False)
-    executor.on_exit(second, "killed by SIGKILL")
+    executor.workers.on_exit(second, "killed by SIGKILL")
     assert [(name, level) for name, level, _ in records.events] == [
         ("order", "INFO"),
         ("worker_launched", "INFO"),

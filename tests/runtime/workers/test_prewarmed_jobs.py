@@ -46,10 +46,10 @@ def test_jobs_start_in_prewarmed_processes(run: Any, program: MakeProgram, tmp_p
 
         executor = Executor(devices, tmp_path, ExecutorOptions(hang_s=60.0), report)
         # Processes are prewarmed on GPUs only: here a CPU device stands in for one.
-        launcher = executor._launcher
+        launcher = executor.workers.launcher
         places = {device.id: device for device in devices}
         warm = launcher._warm = WarmPool(
-            executor._pool, places, 1, lambda device, lane: {}, launcher._may_prewarm, executor._clock
+            executor.workers.pool, places, 1, lambda device, lane: {}, launcher._may_prewarm, executor._clock
         )
         await executor.start()
         try:

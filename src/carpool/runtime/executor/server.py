@@ -36,9 +36,10 @@ from carpool.runtime.executor.client_protocol import (
     order_from_json,
     report_to_json,
 )
-from carpool.runtime.executor.executor import Executor, ExecutorDependencies
+from carpool.runtime.executor.executor import Executor
 from carpool.runtime.executor.lease import Lease, boot_clock
 from carpool.runtime.executor.reports import NumberedReport, Outbox, Report
+from carpool.runtime.executor.training_workers import ExecutorDependencies
 from carpool.runtime.process.launch import Launched
 from carpool.runtime.remote.lending import lender_from_json
 
@@ -132,7 +133,7 @@ class ExecutorServer:
         """Run workers for the lead of a job on another node; none while this node's lease has ended."""
         if self._executor is not None and self._starting is not None and not self._is_fenced:
             await asyncio.shield(self._starting)
-            await self._executor.lent.serve(str(request["lend"]), str(request["address"]), reader, writer)
+            await self._executor.workers.lent.serve(str(request["lend"]), str(request["address"]), reader, writer)
 
     def _accept(self, claim: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         if claim["epoch"] <= self._epoch:
@@ -219,7 +220,7 @@ class ExecutorServer:
                 case "check":
                     self._background(self._check_entries(executor, value))
                 case "carry":
-                    executor.introduce_lenders([lender_from_json(each) for each in value.get("lenders", ())])
+                    executor.workers.introduce_lenders([lender_from_json(each) for each in value.get("lenders", ())])
                     executor.apply_orders([order_from_json(order) for order in value["orders"]])
                 case "forget":
                     executor.remove_job(JobId(value["job"]))
