@@ -15,7 +15,7 @@ from carpool.core.messages import (
     NodeLost,
     ReleaseApplied,
 )
-from carpool.core.model import Job, JobId, JobSpec, NodeId, Phase
+from carpool.core.model import Job, JobId, JobSpec, Kind, NodeId, Phase
 from carpool.core.policy import Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
@@ -81,7 +81,7 @@ def test_a_job_that_needs_more_than_is_free_names_the_number() -> None:
 
 def test_a_blocked_job_names_what_blocks_it_and_when_that_ends() -> None:
     scheduler = queue(spec("first", 40.0), spec("then", after=(JobId("first"),)))
-    assert "is blocked until first (running, finishes in about 40 s) finished" in why(scheduler, "then")
+    assert "is blocked until first (running, finishes in about 40 s)" in why(scheduler, "then")
     scheduler.handle(1.0, [JobPaused(JobId("first"))])
     assert "first (paused: carpool resume first)" in why(scheduler, "then")
 
@@ -120,10 +120,34 @@ def test_devices_that_are_out_of_use_are_named() -> None:
     scheduler = queue(spec("two", devices=2), cluster=cluster)
     scheduler.handle(1.0, [NodeLost(NodeId(1))])
     told = why(scheduler, "two")
-    assert "needs 2 devices, and 1 is in use or free" in told
+    assert "needs 2 devices, and 1 can be used" in told
     assert "node n1 is lost" in told
+    assert "min_devices = 1" in told
     scheduler.handle(2.0, [NodeDrained(NodeId(0))])
     assert "node n0 is drained (carpool undrain n0)" in why(scheduler, "two")
+
+
+def limited(*nodes: tuple[int, int, str], max_nodes: int) -> Cluster:
+    return replace(Cluster.build(nodes), max_nodes=max_nodes)
+
+
+def test_a_job_on_one_node_waits_for_devices_of_one_node() -> None:
+    cluster = limited((3, 2, "V100"), max_nodes=1)
+    held = [spec("a", 40.0), spec("b", 90.0), spec("c", 70.0, devices=2)]
+    scheduler = queue(*held, spec("wide", devices=2), cluster=cluster, policy=parse_policy("fifo:placement=emptiest"))
+    nodes = {name: cluster.node_of(next(iter(job.desired.devices()))).name
+             for name, job in scheduler.jobs.items() if job.desired is not None}  # fmt: skip
+    assert len(set(nodes.values())) == 3
+    told = why(scheduler, "wide")
+    assert "waits behind a (finishes in about 40 s)" in told
+    assert f"then gets {nodes[JobId('a')]}:0 and {nodes[JobId('a')]}:1" in told
+
+
+def test_free_devices_of_the_types_of_a_job_on_too_many_nodes_are_named() -> None:
+    banks = [(Kind("V100"), 1, 0), (Kind("K80"), 4, 0)]
+    cluster = Cluster((), max_nodes=1).joined("left", banks).joined("right", banks)
+    scheduler = queue(spec("wide", devices=2, kinds=(Kind("V100"),)), cluster=cluster)
+    assert "2 devices are free, but on several nodes" in why(scheduler, "wide")
 
 
 def test_a_paused_job_says_how_to_resume_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from heapq import nlargest
 from math import inf
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ class Slot(NamedTuple):
 
 
 class Start(NamedTuple):
-    """When a waiting job is expected to start, on which devices, and the job whose end that is."""
+    """When a waiting job is expected to start, on which devices, and the job whose end it waits for."""
 
     in_s: float  # infinite: unknown
     devices: tuple[DeviceId, ...]
@@ -91,11 +92,25 @@ class Explainer:
     def _first_fit(self, job: Job, slots: dict[DeviceId, Slot]) -> Start | None:
         kinds, cluster = self._view.kinds_for(job), self._view.cluster
         usable = sorted([slot for slot in slots.values() if cluster.kind_of(slot.device) in kinds], key=_by_time)
-        chosen = usable[: job.spec.narrowest]
+        chosen = self._on_few_nodes(usable, job.spec.narrowest, cluster.nodes_for(job.spec))
         if len(chosen) < job.spec.narrowest:
             return None
         last = chosen[-1]
         return Start(last.free_in_s, tuple(sorted([slot.device for slot in chosen])), last.holder)
+
+    def _on_few_nodes(self, slots: Sequence[Slot], count: int, max_nodes: int) -> Sequence[Slot]:
+        """The first so many slots that are on at most `max_nodes` nodes (0: any number); fewer if there are none."""
+        if not max_nodes:
+            return slots[:count]
+        found: dict[NodeId, list[Slot]] = {}
+        for number, slot in enumerate(slots, 1):
+            there = found.setdefault(self._view.cluster.node_of(slot.device).id, [])
+            there.append(slot)
+            if number >= count and (max_nodes > 1 or len(there) == count):
+                most = nlargest(max_nodes, found.values(), key=len)
+                if sum(map(len, most)) >= count:
+                    return sorted([each for node in most for each in node], key=_by_time)[-count:]
+        return ()
 
     def _ahead(self, job: Job) -> list[JobId]:
         return self._order[: self._order.index(job.id)] if job.id in self._order else []
@@ -110,7 +125,7 @@ class Explainer:
             yield self._turn(start, start.behind)
         yield self._jobs_ahead(job)
         yield from obstacles
-        yield self._remedy(job)
+        yield self._remedy(job) if start is not None else ""
 
     def _turn(self, start: Start, behind: Job) -> str:
         """Such as ``waits behind s8 (finishes in about 40 s), then gets cpu:0``."""
@@ -159,8 +174,8 @@ class Explainer:
         usable = sum(view.cluster.kind_of(device) in kinds for device in self._slots())
         of = f" of type {' or '.join(spec.kinds)}" if spec.kinds else ""
         memory = f" with {format_bytes(spec.memory_bytes)}" if spec.memory_bytes else ""
-        count = "no such device is" if not usable else "1 is" if usable == 1 else f"{usable} are"
-        needs = f"cannot start: it needs {_counted(spec.narrowest, 'device')}{of}{memory}, and {count} in use or free"
+        needed = f"{_counted(spec.narrowest, 'device')}{of}{memory}"
+        needs = f"cannot start: it needs {needed}, and {usable or 'none'} can be used"
         return "; ".join([needs, *self._nodes_out(), self._fewer(spec.narrowest, usable)])
 
     def _nodes_out(self) -> list[str]:
@@ -176,7 +191,7 @@ class Explainer:
         return words + ([f"{len(out) - _NAMED} more nodes are out of use"] if len(out) > _NAMED else [])
 
     def _fewer(self, needed: int, usable: int) -> str:
-        return f"with {usable} or fewer it could start" if 0 < usable < needed else "it starts once there are more"
+        return f"it could start with min_devices = {usable}" if 0 < usable < needed else "it starts once there are more"
 
     def _block(self, job: Job) -> str:
         view, spec = self._view, job.spec
@@ -184,7 +199,7 @@ class Explainer:
         if needed:
             listed = " and ".join([self._dependency(other) for other in needed[:_NAMED]])
             more = f" and {len(needed) - _NAMED} more" if len(needed) > _NAMED else ""
-            return f"is blocked until {listed}{more} finished"
+            return f"is blocked until {listed}{more} {'has' if len(needed) == 1 else 'have'} finished"
         if not spec.at_most:
             return "is blocked"
         admitted = [
@@ -209,9 +224,8 @@ class Explainer:
     def _pause(self, job: Job) -> str:
         if job.spec.halving is not None and job.past is not None:
             return job.past.words  # its sweep's reason
-        return (
-            f"is paused since {seconds(self._view.at - job.since)}; carpool resume {job.id} puts it back into the queue"
-        )
+        since = seconds(self._view.at - job.since)
+        return f"has been paused for {since}; carpool resume {job.id} puts it back into the queue"
 
     def _interruption(self, job: Job) -> str:
         """How a job that ran before lost its devices."""

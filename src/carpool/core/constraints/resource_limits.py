@@ -13,6 +13,7 @@ from carpool.core.messages import ForeignProcess, OutsidersSeen
 from carpool.core.model import DeviceId, Job, JobId, JobSpec, Kind
 from carpool.core.occupancy import Occupancy
 from carpool.core.policy import Plan, Snapshot
+from carpool.core.topology import Node
 
 _NAMED = 3  # nodes named in a message
 
@@ -20,11 +21,10 @@ _NAMED = 3  # nodes named in a message
 def plan_within_resources(view: Snapshot, attempt: Callable[[], Plan]) -> Plan:
     """The first plan that stays within the host resources of all nodes.
 
-    Policies choose devices only. Where a node lacks cores, RAM or disk for a job, the policy plans again with that job
-    limited to fewer devices, not resizable if it runs, or hidden from the queue, together with all waiting jobs that
-    no node has resources for either: so attempts are as many as distinct demands, not jobs. If the policy still
-    assigns the job, the plan is cut before it. Where a job may use a limited number of nodes, it is shown with no more
-    devices than these have.
+    Policies choose devices only. Where a node lacks cores, RAM or disk for a job, the policy plans again: with a
+    waiting job narrowed, then hidden together with all waiting jobs that fit nowhere either, and with a running job
+    fixed to its size. So there is at most one attempt per distinct demand. If the policy still assigns the job, the
+    plan is cut before it. A job with a limited number of nodes is shown with no more devices than these have.
     """
     narrowed = _within_nodes(view) if view.cluster.max_nodes else {}
     scattered: list[JobId] = []
@@ -39,7 +39,7 @@ def plan_within_resources(view: Snapshot, attempt: Callable[[], Plan]) -> Plan:
 
 
 def _place_scattered(view: Snapshot, jobs: Sequence[JobId]) -> Plan:
-    """Start jobs that the policy would have placed on too many nodes where fewer nodes have the devices.
+    """Place jobs that the policy spread over more than `max_nodes` nodes on fewer, if these have enough free devices.
 
     Only for a policy that plans nothing else: one that always chooses the same devices would never start them.
     """
@@ -49,7 +49,7 @@ def _place_scattered(view: Snapshot, jobs: Sequence[JobId]) -> Plan:
 
 
 def _within_nodes(view: Snapshot) -> dict[JobId, Job]:
-    """Jobs that accept more devices than the nodes have that one job may use, limited to these."""
+    """Jobs whose `max_devices` exceeds what `max_nodes` nodes have, with `max_devices` lowered to that."""
     found: dict[JobId, Job] = {}
     most: dict[tuple[tuple[Kind, ...], int], int] = {}  # by accepted types and number of nodes
     for name, job in view.jobs.items():
@@ -188,13 +188,19 @@ def describe_scatter(view: Snapshot, job: Job) -> str:
     most, needed = occupancy.cluster.nodes_for(spec), spec.narrowest
     if not most or job.id not in view.waiting:
         return ""
-    kinds = [kind for kind in spec.kinds or occupancy.cluster.kinds if kind in occupancy.free_devices]
-    free = sum(occupancy.free_devices[kind] for kind in kinds)
-    by_node = sorted((occupancy.free_mask(node.id).bit_count() for node in occupancy.cluster.nodes), reverse=True)
+    by_node = sorted([_num_free(occupancy, node, spec.kinds) for node in occupancy.cluster.nodes], reverse=True)
+    free = sum(by_node)
     if free < needed or sum(by_node[:most]) >= needed:
         return ""
     limit = "one node" if most == 1 else f"at most {most} nodes"
     return f"{free} devices are free, but on several nodes; it needs {needed}, and a job runs on {limit}"
+
+
+def _num_free(occupancy: Occupancy, node: Node, kinds: Sequence[Kind]) -> int:
+    """Free devices of a node, of these types or, without any, of all."""
+    mask, first = occupancy.free_mask(node.id), node.devices.start
+    banks = [bank.devices for bank in node.banks if not kinds or bank.kind in kinds]
+    return sum([(mask >> (bank.start - first) & (1 << len(bank)) - 1).bit_count() for bank in banks])
 
 
 def describe_foreign_use(view: Snapshot, job: Job, outsiders: Mapping[DeviceId, OutsidersSeen]) -> str:
