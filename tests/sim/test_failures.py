@@ -25,7 +25,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_good_file(tmp_path: Path) -> None:
     path = written(tmp_path, "at_s,event,target\n10,node-lost,n0\n12.5,job-crash,a\n20,node-back,n0\n")
-    assert read_failures(path, TWO).mishaps == [
+    assert read_failures(path, TWO).failures == [
         FailureEvent(10.0, "node-lost", "n0"),
         FailureEvent(12.5, "job-crash", "a"),
         FailureEvent(20.0, "node-back", "n0"),
@@ -65,12 +65,12 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
 
 
 def test_listed() -> None:
-    mishaps = [
+    failures = [
         FailureEvent(4.0, "node-lost", "n0"),
         FailureEvent(6.0, "node-back", "n0"),
         FailureEvent(7.0, "job-crash", "nobody"),
     ]
-    run = drive(Fifo(), TWO, [job("a", 4)], PlainWorld(checkpoint_every=3.0), failures=[ScheduledFailures(mishaps)])
+    run = drive(Fifo(), TWO, [job("a", 4)], PlainWorld(checkpoint_every=3.0), failures=[ScheduledFailures(failures)])
     assert run.outcome("a") is Phase.FINISHED
     assert run.records[-1].at == 6.0 + 7.0, "three units were kept"
     assert run.summary.preemptions == 1
@@ -87,7 +87,7 @@ def test_a_job_that_ends_as_its_node_goes_has_ended() -> None:
     assert (run.outcome("a"), run.summary.preemptions) == (Phase.FINISHED, 0)
 
 
-def mishaps_of(records: list[Record]) -> list[tuple[float, object]]:
+def failures_of(records: list[Record]) -> list[tuple[float, object]]:
     return [(r.at, fact) for r in records for fact in r.facts if isinstance(fact, NodeLost | NodeJoined | JobCrashed)]
 
 
@@ -96,7 +96,7 @@ def test_seeded_is_the_same_every_time_and_differs_by_seed() -> None:
 
     def run(seed: int) -> list[tuple[float, object]]:
         plan = RandomFailures(seed, node_mtbf_s=60.0, node_repair_s=10.0, job_mtbf_s=100.0)
-        return mishaps_of(drive(Fifo(bypass=True), TWO, arrivals, failures=[plan]).records)
+        return failures_of(drive(Fifo(bypass=True), TWO, arrivals, failures=[plan]).records)
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -108,7 +108,7 @@ def test_seeded_rates_are_what_they_say() -> None:
     one = Cluster.build([(1, 1, "V100")])
     plan = RandomFailures(5, node_mtbf_s=100.0, node_repair_s=25.0)
     run = drive(Fifo(), one, [job("a", work=80_000.0)], failures=[plan])
-    lost = [fact for _, fact in mishaps_of(run.records) if isinstance(fact, NodeLost)]
+    lost = [fact for _, fact in failures_of(run.records) if isinstance(fact, NodeLost)]
     assert 700 < len(lost) < 900
 
 
@@ -116,6 +116,6 @@ def test_crashes_hit_running_jobs_at_their_rate() -> None:
     """Four jobs for 5,000 s with a mean of 100 s between the crashes of each: 200 crashes, give or take."""
     plan = RandomFailures(5, job_mtbf_s=100.0)
     run = drive(Fifo(), TWO, [job(f"j{index}", work=5_000.0) for index in range(4)], failures=[plan])
-    crashes = [fact for _, fact in mishaps_of(run.records) if isinstance(fact, JobCrashed)]
+    crashes = [fact for _, fact in failures_of(run.records) if isinstance(fact, JobCrashed)]
     assert 150 < len(crashes) < 250
     assert run.summary.finished == 4, "a crash with progress before it is not held against a job"

@@ -40,7 +40,7 @@ KEYS = {
     "cpus": JobKey("integer", 0, "CPU cores per device."),
     "ram": JobKey("bytes", 0, "RAM per device: bytes, or 16GiB."),
     "disk": JobKey("bytes", 0, "Disk space per node: bytes, or 90GiB."),
-    "max_nodes": JobKey("integer", 0, "Machines that it may use at once; 0: one, or any number in a simulation."),
+    "max_nodes": JobKey("integer", 0, "Maximum number of machines; 0: one (in a simulation: no limit)."),
     "weight": JobKey("number", 1.0, "Importance against other jobs.", 1e-6, 1e6),
     "priority": JobKey("priority", "normal"),
     "deadline": JobKey("seconds or none", None, "When it should finish: a duration such as 8h, or a time."),

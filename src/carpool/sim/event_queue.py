@@ -30,8 +30,8 @@ class EventQueue:
         """When the next event is due; it may turn out to be void."""
         return self._heap[0][0] if self._heap else None
 
-    def add(self, at: float, priority: int, happening: EventCallback) -> None:
-        heappush(self._heap, (at, priority, next(self._counter), happening))
+    def add(self, at: float, priority: int, callback: EventCallback) -> None:
+        heappush(self._heap, (at, priority, next(self._counter), callback))
 
     def happen(self, at: float) -> list[Fact]:
         """The facts of all events due at `at`, in order."""

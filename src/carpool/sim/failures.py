@@ -41,19 +41,19 @@ class FailureEvent:
 class ScheduledFailures:
     """Failures at given instants."""
 
-    mishaps: Sequence[FailureEvent]
+    failures: Sequence[FailureEvent]
 
     def start(self, scheduler: Scheduler, machines: SimulatedBackend, timeline: EventQueue) -> None:
         nodes = {node.name: node for node in scheduler.cluster.nodes}
-        for mishap in self.mishaps:
-            happening: EventCallback
-            if mishap.event == "job-crash":
-                happening = partial(machines.crash, job=JobId(mishap.target), error="injected crash")
-            elif mishap.event == "node-lost":
-                happening = partial(_lose, machines, nodes[mishap.target])
+        for failure in self.failures:
+            callback: EventCallback
+            if failure.event == "job-crash":
+                callback = partial(machines.crash, job=JobId(failure.target), error="injected crash")
+            elif failure.event == "node-lost":
+                callback = partial(_lose, machines, nodes[failure.target])
             else:
-                happening = partial(_regain, mishap.target)
-            timeline.add(mishap.at_s, FAILURES, happening)
+                callback = partial(_regain, failure.target)
+            timeline.add(failure.at_s, FAILURES, callback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +135,13 @@ def read_failures(path: Path, cluster: Cluster) -> ScheduledFailures:
                     where=f"{path}: row 1",
                     way_out="A failure file starts with the line at_s,event,target.",
                 )
-            mishaps = [_mishap(row, f"{path}: row {rows.line_num}", names) for row in rows]
+            failures = [_failure(row, f"{path}: row {rows.line_num}", names) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Give a UTF-8 CSV file.") from None
-    return ScheduledFailures(mishaps)
+    return ScheduledFailures(failures)
 
 
-def _mishap(row: dict[str, str], where: str, nodes: set[str]) -> FailureEvent:
+def _failure(row: dict[str, str], where: str, nodes: set[str]) -> FailureEvent:
     try:
         at_s = float(row["at_s"])
     except (TypeError, ValueError):

@@ -167,7 +167,12 @@ class Reason:
 @click.argument("job")
 @journal_option
 @run_option
-@click.option("--at", type=float, metavar="S", help="Seconds since the start. [default: just before the job's end]")
+@click.option(
+    "--at",
+    type=float,
+    metavar="S",
+    help="Seconds since the start. [default: now if a daemon knows the job, else just before its end]",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Add the policy's figures, such as the prices of devices.")
 @json_option
 def why(job: str, journal: str, run: str, at: float | None, verbose: bool, as_json: bool) -> None:

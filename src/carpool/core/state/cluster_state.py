@@ -165,7 +165,7 @@ class ClusterState:
         assert self.cluster == state.cluster, "the state is of another cluster"
         for node in state.lost:
             self.occupancy.lose(self.cluster.nodes[node])
-        self._leave({seen.device: seen for seen in state.outsiders})
+        self._set_foreign({seen.device: seen for seen in state.outsiders})
         self.drained.update(state.drained)
         self.ended.update(state.ended)
         self._num_submitted = state.num_submitted
@@ -412,17 +412,17 @@ class ClusterState:
         node = self.cluster.nodes[number]
         for job in self.occupancy.jobs_on(node):
             self._take_off(at, self.jobs[job], transition, words, orders)
-        self._leave({device: seen for device, seen in self.outsiders.items() if device not in node.devices})
+        self._set_foreign({device: seen for device, seen in self.outsiders.items() if device not in node.devices})
         self.occupancy.lose(node)
 
     def _on_outsiders(self, at: float, fact: OutsidersSeen, orders: list[Order]) -> bool:
         if not 0 <= fact.device < self.cluster.num_devices or fact == self.outsiders.get(fact.device):
             return False
         others = {device: seen for device, seen in self.outsiders.items() if device != fact.device}
-        self._leave({**others, fact.device: fact} if fact.processes else others)
+        self._set_foreign({**others, fact.device: fact} if fact.processes else others)
         return True
 
-    def _leave(self, outsiders: dict[DeviceId, OutsidersSeen]) -> None:
+    def _set_foreign(self, outsiders: dict[DeviceId, OutsidersSeen]) -> None:
         self.outsiders = outsiders
         self.occupancy.set_foreign(frozenset(device for device, seen in outsiders.items() if seen.keeps_free))
 

@@ -102,7 +102,7 @@ def _explain_waiting(quote: Quote, row: int, holding: Callable[[Job], Allocation
     offer = menu.offers[best]
     price, own = costs[best] / offer.width, worth[best] / offer.width
     saving = f"{'each' if offer.width > 1 else 'it'} would save this job {_price(own)} s per second of use"
-    but = "no fitting devices are free now" if own >= price else f"other jobs {_price(price)} s"
+    but = "no fitting devices are free now" if own >= price else f"would save other jobs {_price(price)} s"
     return f"waits for {offer.words()}{_holders(menu, offer, holding)}: {saving}, but {but}"
 
 

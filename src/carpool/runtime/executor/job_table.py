@@ -44,7 +44,7 @@ class TrainingJob:
         self._mirrors: dict[int, int] = {}  # key to descriptor
         self._spare: list[int] = []  # descriptors to reuse: their pages are already allocated
         self._segment: tuple[int, int] | None = None  # key and descriptor
-        self._meeting: tuple[int, socket.socket] | None = None  # epoch across nodes, and where its ranks meet
+        self._rendezvous: tuple[int, socket.socket] | None = None  # epoch across nodes, and where its ranks meet
 
     def slot_on(self, device: int) -> WorkerSlot:
         return next((slot for slot in self.state.target.slots if slot.device == device), WorkerSlot(device))
@@ -58,7 +58,7 @@ class TrainingJob:
         os.close(self._counters.pop(worker))
         if not self.devices:
             self._drop_segment()  # a job without devices takes no memory but its mirror
-            self._drop_meeting()
+            self._close_rendezvous()
 
     def counter(self, worker: int) -> int:
         """The descriptor of a worker's step counter."""
@@ -77,20 +77,20 @@ class TrainingJob:
             return (self._segment_fd(action.memory),)
         return () if action.memory is None else (self._mirror_fd(action.memory),)
 
-    def meet(self, proceed: Proceed, address: str) -> tuple[Proceed, tuple[int, ...]]:
-        """Tell a rank of an epoch across nodes where it meets the others: a socket that rank 0 listens on."""
-        if self._meeting is None or self._meeting[0] != proceed.epoch:
-            self._drop_meeting()
+    def add_rendezvous(self, proceed: Proceed, address: str) -> tuple[Proceed, tuple[int, ...]]:
+        """Add the address of rank 0's TCP store to the `Proceed` of an epoch across nodes; rank 0 gets the socket."""
+        if self._rendezvous is None or self._rendezvous[0] != proceed.epoch:
+            self._close_rendezvous()
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            self._meeting = proceed.epoch, socket.create_server((address, 0), family=family)
-        listener = self._meeting[1]
+            self._rendezvous = proceed.epoch, socket.create_server((address, 0), family=family)
+        listener = self._rendezvous[1]
         store = f"{address}:{listener.getsockname()[1]}"
         return replace(proceed, store=store, address=address), (listener.fileno(),) if proceed.rank == 0 else ()
 
-    def _drop_meeting(self) -> None:
-        if self._meeting is not None:
-            self._meeting[1].close()
-            self._meeting = None
+    def _close_rendezvous(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous[1].close()
+            self._rendezvous = None
 
     def _mirror_fd(self, mirror: Mirror) -> int:
         if mirror.key not in self._mirrors:
@@ -123,7 +123,7 @@ class TrainingJob:
         self._counters.clear()
         self._spare.clear()
         self._drop_segment()
-        self._drop_meeting()
+        self._close_rendezvous()
         self.folder.close()
 
 

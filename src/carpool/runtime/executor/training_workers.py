@@ -336,7 +336,7 @@ class TrainingWorkers:
         key, device = (training.job, action.worker), training.devices[action.worker]
         message, fds = action.message, training.descriptors_for(action)
         if isinstance(message, Proceed) and message.size > 1 and action.memory is None:
-            message, fds = training.meet(message, self._borrowed.own_address(training.job))
+            message, fds = training.add_rendezvous(message, self._borrowed.own_address(training.job))
         if device not in self._devices:
             self._borrowed.send(key, message, fds)
             return

@@ -1,11 +1,12 @@
 """Process-group reducer: sums contributions across nodes in a process group of one epoch.
 
-Default mode uses one all-reduce: the same on every rank, and the one-device gradient within rounding. In exact mode
+In default mode one all-reduce sums the gradients: every rank gets the same sum, equal to the one-device gradient up
+to rounding. In exact mode
 every rank broadcasts its maximal subtrees and each adds them in the one binary tree, bitwise like shared memory (the
 order of an all-reduce depends on the number of ranks).
 
-A group is never repaired. When a peer is lost, a worker drops the reducer, which also unblocks ranks that wait for the
-lost one (`abort` does not), and creates one for the next epoch.
+A group is never repaired. When a peer is lost, a worker deletes the reducer and creates one for the next epoch.
+Deleting it closes the group and unblocks ranks that wait for the lost peer; `abort` would not.
 
 Groups use gloo, which sends tensors in host memory.
 """

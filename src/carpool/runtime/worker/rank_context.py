@@ -143,7 +143,7 @@ class GroupJoiner:
 
 
 def _network_store(proceed: Proceed, fds: tuple[int, ...]) -> Any:
-    """The store of a process group across nodes, which rank 0 serves on the socket it got; `PeerLost` if it is away."""
+    """The TCP store of a process group across nodes; rank 0 serves it. Raises `PeerLost` if rank 0 does not answer."""
     host, _, port = proceed.store.rpartition(":")
     listener = os.dup(fds[0]) if fds else None
     try:
