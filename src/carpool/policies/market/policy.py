@@ -98,6 +98,7 @@ class Carpool(Policy):
             return Plan.NOTHING
         menu = quote.menu
         groups, choice = self._assign(view, quote, memory)
+        groups.start_in_order(menu.jobs, choice)
         draft = Draft(view)
         place_all(draft, menu, groups, choice)
         memory.clocks.keep(menu.jobs, quote.credit, draft)
