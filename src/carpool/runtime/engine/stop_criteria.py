@@ -58,9 +58,9 @@ class Stop:
     def by_progress(self, steps: int, epochs: int, losses: Collection[float]) -> str:
         """The stop reason at this point of training; empty while no condition holds."""
         if self.epochs is not None and epochs >= self.epochs:
-            return f"reached {self.epochs} epochs"
+            return f"reached {self.epochs} epoch{'s' * (self.epochs > 1)}"
         if self.steps is not None and steps >= self.steps:
-            return f"reached {self.steps} steps"
+            return f"reached {self.steps} step{'s' * (self.steps > 1)}"
         if self.target_loss is not None and len(losses) >= self.window:
             mean = math.fsum(list(losses)[-self.window :]) / self.window
             if mean <= self.target_loss:
