@@ -178,7 +178,7 @@ def test_a_program_runs_in_the_current_folder_and_its_output_is_printed(
     assert run(["run", "--devices", "cpu:1", "--set", "retries=0", "--", "python", "script.py", "--lr", "0.1"]) == 1
     said = capsys.readouterr()
     assert said.out == f"{home} ['script.py', '--lr', '0.1']\n"
-    assert "exit code 3" in said.err
+    assert f"exit code 3 after it printed: {home} ['script.py', '--lr', '0.1'] (carpool logs script)" in said.err
     assert (home / ".carpool" / "runs" / "script" / "jobs" / "script" / "log").is_file()
     monkeypatch.setenv("CARPOOL_STATE", str(home / "no-daemon"))
     for args in ([], ["--run", "script"], ["-f"], ["--tail", "1"]):

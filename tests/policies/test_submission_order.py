@@ -64,6 +64,19 @@ def test_equal_jobs_start_in_submission_order(
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("gaps", [[0.0] * 6, [0.0, 5.0] + [0.0] * 6, [0.0, 7.0, 0.0, 0.0, 3.0, 0.0, 0.0]])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_equal_jobs_that_share_devices_start_in_submission_order(gaps: list[float], devices: int) -> None:
+    arrivals = [
+        Arrival(sum(gaps[: number + 1]), JobSpec(JobId(f"j{number}"), 1, 100.0, model="sleep"))
+        for number in range(len(gaps))
+    ]
+    begun = starts("carpool", arrivals, devices, live=True)
+    times = [begun[arrival.spec.id] for arrival in arrivals]
+    assert times == sorted(times)
+    assert len(set(times)) < len(times), "no two jobs start together: nothing shares a device here"
+
+
 @pytest.mark.parametrize("policy", ["carpool", "elastic"])
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_long_queue_of_equal_jobs_is_served_in_order(policy: str, devices: int) -> None:

@@ -33,6 +33,8 @@ def test_folders_are_where_such_things_are(tmp_path: Path) -> None:
     assert plain.socket == plain.state / "api.sock"
     moved = read_settings({"HOME": str(tmp_path), "XDG_STATE_HOME": "/x", "CARPOOL_SOCKET": "/run/c.sock"})
     assert (moved.state, moved.socket) == (Path("/x/carpool"), Path("/run/c.sock"))
+    unset = read_settings({"HOME": str(tmp_path), "CARPOOL_STATE": "", "CARPOOL_PORT": ""})
+    assert (unset.state, unset["port"]) == (tmp_path / ".local/state/carpool", 7637)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_any_text_in_the_environment_is_taken_or_refused_with_its_name(name: str
     kind = SETTINGS[name].kind
     environment = {"HOME": "/", variable(name): text}
     takes = {SettingType.WHOLE: str.isdecimal, SettingType.NUMBER: is_positive, SettingType.SWITCH: is_switch}
-    if kind in takes and not takes[kind](text):
+    if text and kind in takes and not takes[kind](text):
         with pytest.raises(InputError, match=variable(name)):
             read_settings(environment)
     else:

@@ -46,7 +46,7 @@ def check_command(command: Sequence[str], folder: Path, path: str | None, where:
     if "/" in program:
         _check_program(folder / program, where)
     elif not is_python and shutil.which(program, path=path) is None:
-        near = difflib.get_close_matches(program, _programs(path), n=3, cutoff=0.7)
+        near = difflib.get_close_matches(program, sorted(set(_programs(path))), n=3, cutoff=0.7)
         raise InputError(
             f"program {program!r} is not on the PATH",
             where=where,

@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 
+_TAIL_BYTES = 4096  # of a log in which its last line is looked for
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -37,3 +38,16 @@ def append_untrusted(path: Path, content: bytes) -> None:
     """Append to a regular file, which is created if it is missing; OSError as `open_untrusted`."""
     with os.fdopen(open_untrusted(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
         file.write(content)
+
+
+def last_line(path: Path, most: int = 200) -> str:
+    """The last line of a log with its printable characters, at most `most`; empty if none can be read."""
+    try:
+        with os.fdopen(open_untrusted(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    lines = ["".join(filter(str.isprintable, line)).strip() for line in text.splitlines()]
+    found = next(filter(None, reversed(lines)), "")
+    return found if len(found) <= most else f"{found[: most - 1]}…"

@@ -190,7 +190,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     found = {}
     for setting in SETTINGS.values():
         text = environment.get(variable(setting.name))
-        if text is not None:
+        if text:  # an empty variable counts as unset
             found[setting.name] = _from_text(setting, text)
     return found
 

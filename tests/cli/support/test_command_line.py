@@ -117,3 +117,27 @@ def test_a_wrong_program_is_found_before_anything_starts(
     assert run([verb, *args]) == 2
     assert problem in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["python", "train.py", "--lr", "0.1"], ["'python' is not a job file", "-- python train.py --lr 0.1."]),
+        (["train.py"], ["'train.py' is not a job file", "-- python train.py."]),
+        (["run.sh", "x"], ["'run.sh' is not a job file", "-- run.sh x."]),
+        (["train.py:net"], ["'train.py:net' is not a job file", 'entry = "train.py:net"']),
+        (["--priority", "high", "--", "true"], ["no such option '--priority'", "--set priority=VALUE"]),
+        (["--max-devices", "2", "jobs.toml"], ["no such option '--max_devices'", "--set max_devices=VALUE"]),
+    ],
+)
+def test_a_program_or_key_in_the_wrong_place_is_answered_with_the_right_one(args: list[str], words: list[str]) -> None:
+    with pytest.raises(InputError) as told:
+        table_of(*args)
+    assert [word for word in words if word not in str(told.value)] == []
+
+
+def test_other_wrong_options_are_reported_as_they_are() -> None:
+    with pytest.raises(click.NoSuchOption):
+        table_of("--bla", "jobs.toml")
+    with pytest.raises(click.UsageError, match="unexpected extra argument"):
+        table_of("a.toml", "b.toml")

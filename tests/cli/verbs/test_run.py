@@ -280,7 +280,7 @@ def test_get_copies_what_a_job_left(machine: Machine, tmp_path: Path, capsys: py
     assert json.loads(capsys.readouterr().out)["files"] == ["taken/outcome.json"]
     assert json.loads((tmp_path / "taken" / "outcome.json").read_text())["digest"] == "digest of a"
     assert run(["get", "a"]) == 0
-    assert "no weights" in capsys.readouterr().err
+    assert "no weights: a ended without a checkpoint" in capsys.readouterr().err
     assert run(["get", "c"]) == 2
     assert run(["get", "a", "--run", "jbos"]) == 2
     assert "Did you mean jobs" in capsys.readouterr().err

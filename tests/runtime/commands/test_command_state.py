@@ -59,6 +59,11 @@ def test_a_bad_exit_is_a_failure() -> None:
         assert error in fact.fact.error
 
 
+def test_a_failure_quotes_what_the_command_printed_last_and_where_the_rest_is() -> None:
+    error = failure(launched().exited(1.0, 1, "", "ValueError: lr is -1"))
+    assert error == f"the command ended with exit code 1 after it printed: ValueError: lr is -1 (carpool logs {JOB})"
+
+
 def parked(cpu_devices: tuple[int, ...] = (), time_limit_s: float = 0.0) -> CommandState:
     command = launched(time_limit_s, cpu_devices=cpu_devices)
     assert command.order(1.0, Target(2)) == [Park()]

@@ -80,6 +80,8 @@ def test_nothing_to_train(make_training: Any) -> None:
         ({"steps": 1.5}, r"Stop\(steps=1\.5\)"),
         ({"steps": 1, "window": 0}, r"Stop\(window=0\)"),
         ({"target_loss": float("nan")}, r"Stop\(target_loss=nan\)"),
+        ({"target_loss": 10**400}, r"Stop\(target_loss=about 2\*\*1329\); it must be a finite number"),
+        ({"target_loss": "0.1"}, r"Stop\(target_loss='0\.1'\)"),
         ({"target_metric": "accuracy > 0.9"}, r"target_metric 'accuracy > 0\.9'"),
         ({"target_metric": "accuracy >= much"}, "target_metric 'accuracy >= much'"),
     ],

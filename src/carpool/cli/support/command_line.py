@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from carpool.core.errors import InputError
+from carpool.jobs.job_keys import KEYS
 
 _COMMAND = "carpool.command"  # key of click's context
 _SCRIPT = re.compile(r".+\.(py|sh|ipynb|pl|R|jl)")
@@ -23,11 +24,14 @@ class ProgramCommand(click.Command):
     """A command whose arguments after ``--`` are another program with its own arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            place = args.index("--")
+        place = args.index("--") if "--" in args else None
+        own = args[:place]
+        if place is not None:
             ctx.meta[_COMMAND] = tuple(args[place + 1 :])
-            args = args[:place]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, list(own))
+        except click.UsageError as error:
+            raise _with_hint(error, own if place is None else []) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- PROGRAM …]"]
@@ -66,6 +70,8 @@ def given_program(
         options = {"--name": name, "--resumable": resumable, "--env": env, "--set": settings}
         for option in (option for option, value in options.items() if value):
             raise InputError(f"{option} needs a program", way_out="Write it last: -- python train.py.")
+        if jobs is not None and _is_program(jobs):
+            raise _without_dashes([jobs])
         return None
     if not command or not command[0]:
         raise InputError("there is no program after --", way_out="Write one: -- python train.py --lr 0.1.")
@@ -77,6 +83,35 @@ def given_program(
     table = {**_settings(settings), **({"environment": _environment(env)} if env else {})}
     table |= {"resumable": True} if resumable else {}
     return {"job": [{"name": name or job_name(command), **_resolved(command), **table}]}
+
+
+def _with_hint(error: click.UsageError, words: Sequence[str]) -> Exception:
+    """An error that says what was meant: a program without ``--``, or a key of a job as an option."""
+    place = next((place for place, word in enumerate(words) if _is_program(word)), None)
+    if place is not None:
+        return _without_dashes(words[place:])
+    key = error.option_name.strip("-").replace("-", "_") if isinstance(error, click.NoSuchOption) else ""
+    if key in KEYS:
+        way_out = f"{key} is a key of a job: --set {key}=VALUE, or a line of the job file."
+        return InputError(f"no such option '--{key}'", way_out=way_out)
+    return error
+
+
+def _is_program(word: str) -> bool:
+    """Whether a word that should be a job file names a script, an entry or a program."""
+    is_script = _SCRIPT.fullmatch(word.partition(":")[0]) is not None
+    return is_script or (not word.startswith("-") and not Path(word).exists() and shutil.which(word) is not None)
+
+
+def _without_dashes(words: Sequence[str]) -> InputError:
+    """The error for a program, script or entry in place of a job file."""
+    file, colon, _ = words[0].partition(":")
+    if colon and _SCRIPT.fullmatch(file):
+        way_out = f'Write one with these lines: [[job]], name = "mine", entry = "{words[0]}".'
+    else:
+        command = [*(["python"] if file.endswith(".py") else []), *words]
+        way_out = f"Write -- before a program: -- {' '.join(command)}."
+    return InputError(f"{words[0]!r} is not a job file", way_out=way_out)
 
 
 def job_name(command: Sequence[str]) -> str:

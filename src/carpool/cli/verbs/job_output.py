@@ -17,6 +17,7 @@ from carpool.cli.support.daemon_client import connect, job_argument, name_sugges
 from carpool.cli.support.options import json_option, print_json, print_note
 from carpool.cli.verbs.explain import run_option
 from carpool.core.errors import InputError
+from carpool.core.model import Phase
 
 if TYPE_CHECKING:
     from carpool.service.client import Json
@@ -137,7 +138,11 @@ def get(job: str, run: str, out: str, as_json: bool) -> None:
     folder = (None if run else _folder_from_daemon(job)) or run_with(job, run).job(job)
     target = Path(out or job)
     if not _checkpoints(folder) and not any((folder / name).is_file() for name in PLAIN_FILES):
-        raise InputError(f"job {job!r} has no files yet", where=str(folder), way_out="Wait for its first checkpoint.")
+        raise InputError(
+            f"job {job!r} has no files",
+            where=str(folder),
+            way_out="An unfinished job has some after its first checkpoint.",
+        )
     try:
         target.mkdir(parents=True, exist_ok=True)
         copied = [name for name in PLAIN_FILES if _copy(folder / name, target / name)]
@@ -151,9 +156,13 @@ def get(job: str, run: str, out: str, as_json: bool) -> None:
     for file in files:
         click.echo(file)
     if not weights:
-        print_note(
-            f"no weights yet: {job} has made no checkpoint (every checkpoint_every, 60 s by default), or is a command"
-        )
+        print_note(_without_weights(job, is_over=(folder / "outcome.json").is_file()))
+
+
+def _without_weights(job: str, *, is_over: bool) -> str:
+    if is_over:
+        return f"no weights: {job} ended without a checkpoint; a command has none unless it uses carpool.session"
+    return f"no weights yet: {job} has made no checkpoint (every checkpoint_every, 60 s by default), or is a command"
 
 
 def _copy(path: Path, target: Path) -> bool:
@@ -208,6 +217,8 @@ def _folder_from_daemon(job: str) -> Path | None:
     if not folder.is_dir():
         if settings["server"] and not settings["server"].startswith("unix:"):
             return None  # of another machine
+        if Phase(known["phase"]).is_over:
+            raise InputError(f"job {job!r} is {known['phase']}, and its folder is gone", where=str(folder))
         raise InputError(
             f"job {job!r} is {known['phase']} and has no checkpoint yet",
             where=str(folder),

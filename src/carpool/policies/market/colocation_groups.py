@@ -8,7 +8,7 @@ share, sharing gains nothing and no groups are formed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import combinations, combinations_with_replacement, product
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from carpool.core.model import Job, Kind
 from carpool.core.policy import Snapshot
+from carpool.core.queue import twin_key
 from carpool.core.topology import Neighbour, Placement
 from carpool.policies.estimator_queries import placed_on, worth_of_step
 from carpool.policies.market.group_trials import GroupTrials
@@ -72,6 +73,22 @@ class ColocationGroups:
         self._rows[place] = group.rows
         self.values[place], self.stays_at[place] = group.values, group.stays_at
         self._batches[place], self._shares[place] = group.batches, group.shares
+
+    def start_in_order(self, jobs: Sequence[Job], choice: Choices) -> None:
+        """Exchange waiting twins between groups, so that those submitted first are in the groups that start now."""
+        if len(self) == len(jobs):
+            return
+        twins: dict[Hashable, list[tuple[bool, int, int, int]]] = {}
+        for place, rows in enumerate(self._rows):
+            for index, row in enumerate(rows):
+                if jobs[row].desired is None:
+                    slot = (bool(choice[place] == NONE), row, place, index)
+                    twins.setdefault(twin_key(jobs[row]), []).append(slot)
+        for slots in twins.values():
+            first_come = sorted([row for _, row, _, _ in slots], key=lambda row: jobs[row].seq)
+            for row, (_, _, place, index) in zip(first_come, sorted(slots), strict=True):
+                rows = self._rows[place]
+                self._rows[place] = (*rows[:index], row, *rows[index + 1 :])
 
     def without_empty(self) -> ColocationGroups:
         filled = [place for place, rows in enumerate(self._rows) if rows]

@@ -98,6 +98,7 @@ class Carpool(Policy):
             return Plan.NOTHING
         menu = quote.menu
         groups, choice = self._assign(view, quote, memory)
+        groups.start_in_order(menu.jobs, choice)
         draft = Draft(view)
         place_all(draft, menu, groups, choice)
         memory.clocks.keep(menu.jobs, quote.credit, draft)
@@ -218,10 +219,23 @@ class Carpool(Policy):
         return groups, choice
 
     def _assign_lanes(self, view: Snapshot, quote: Quote, memory: PolicyMemory) -> tuple[ColocationGroups, Choices]:
-        """As `_assign`, with chosen shares: a block of jobs is priced as one job of their weights."""
-        menu, market = quote.menu, quote.market
-        bids = self._bids(view, quote, memory)
-        blocks = lane_blocks(view, menu, bids, memory.trials, most=self.together or MOST)
+        """As `_assign`, with chosen shares. Blocks that run while devices of their type stay free are split."""
+        menu = quote.menu
+        blocks = lane_blocks(view, menu, self._bids(view, quote, memory), memory.trials, most=self.together or MOST)
+        while True:
+            groups, choice = self._assign_blocks(view, quote, memory, blocks)
+            idle = menu.supply - menu.needs[choice[choice != NONE]].sum(axis=0)
+            runs = {groups.rows(place) for place in np.flatnonzero(choice != NONE).tolist()}
+            needless = [block for block in blocks if block[1].rows in runs and (menu.needs[block[0]] <= idle).all()]
+            if not needless:
+                return groups, choice
+            blocks.remove(needless[0])
+
+    def _assign_blocks(
+        self, view: Snapshot, quote: Quote, memory: PolicyMemory, blocks: Sequence[tuple[int, Block]]
+    ) -> tuple[ColocationGroups, Choices]:
+        """Groups and their options; a block of jobs is priced as one job of their weights."""
+        menu, market, bids = quote.menu, quote.market, self._bids(view, quote, memory)
         prices, worths = quote.prices, quote.worths.copy()
         if blocks:
             rows, joint = _with_blocks(market, blocks)

@@ -35,7 +35,8 @@ def plan_uncontended(view: Snapshot, patience_s: float) -> Plan | None:
     for job in sorted(waiting, key=lambda job: (-job.spec.devices, job.seq)):
         if not draft.place(job):
             return None
-    return draft.finish(f"{len(view.running_jobs) + len(waiting)} jobs run; devices are free for all that waited")
+    runs = len(view.running_jobs) + len(waiting)
+    return draft.finish(f"{runs} job{'s run' if runs > 1 else ' runs'}; devices are free for all that waited")
 
 
 def _is_rigid(job: Job) -> bool:

@@ -19,6 +19,7 @@ from carpool.core.typed_fields import shown
 from carpool.jobs.devices import LocalDevice, cuda_visible_names
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
+from carpool.jobs.untrusted_file import last_line
 from carpool.logs import log_event
 from carpool.runtime.commands.command_metrics import CommandMetrics, EvaluationLimiter
 from carpool.runtime.commands.command_parking import CommandParking, ParkingError
@@ -422,10 +423,11 @@ class CommandProcess:
         self._exited.set()
         log_event(_log, "command_exited", job=self.state.job, pid=process.pid, code=code)
         if code == NOT_STARTED:
-            self._start_failed("the command could not be started; see its log")
+            self._start_failed(f"the command could not be started (carpool logs {self.state.job})")
         else:
             cause = self._oom_kills.claim() if code in _KILLED else ""
-            self._run(self.state.exited(asyncio.get_running_loop().time(), code, cause))
+            said = await asyncio.to_thread(last_line, self._folder.path / "log") if code else ""
+            self._run(self.state.exited(asyncio.get_running_loop().time(), code, cause, said))
 
     def _start_failed(self, why: str) -> None:
         with contextlib.suppress(RuntimeError):

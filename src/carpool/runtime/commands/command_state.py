@@ -174,8 +174,11 @@ class CommandState:
             self._failure = f"the parked command could not be continued: {why}"
         return self._reconcile(at)
 
-    def exited(self, at: float, code: int, cause: str = "") -> list[CommandAction]:
-        """Handle the command's exit; a negative code is the signal that killed it, `cause` why the kernel did."""
+    def exited(self, at: float, code: int, cause: str = "", last_line: str = "") -> list[CommandAction]:
+        """Handle the command's exit; a negative code is the signal that killed it, `cause` why the kernel did.
+
+        `last_line` is what it printed last.
+        """
         phase = self.phase
         self.slots = ()
         self._enter(at, CommandPhase.IDLE)
@@ -190,7 +193,8 @@ class CommandState:
         elif code == 0 and (self._done is not None or not is_terminating):
             self._end("")
         elif not is_terminating and not self._may_restart(code):
-            self._end(f"the command {how}; see its log")
+            said = f" after it printed: {last_line}" if last_line else ""
+            self._end(f"the command {how}{said} (carpool logs {self.job})")
         elif not is_terminating:
             self._actions.append(Note(f"the command {how}; restarting it from its checkpoint"))
         self.has_session = False

@@ -43,8 +43,8 @@ class Stop:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= MAX_INT):
                 raise InputError(f"Stop({name}={shown(value)}); it must be a whole number from 1 to 2**53")
-        if self.target_loss is not None and not math.isfinite(self.target_loss):
-            raise InputError(f"Stop(target_loss={self.target_loss!r}); it must be a finite number")
+        if self.target_loss is not None and not _is_finite(self.target_loss):
+            raise InputError(f"Stop(target_loss={shown(self.target_loss)}); it must be a finite number")
         if self.target_metric:
             MetricGoal.parse(self.target_metric)
 
@@ -58,9 +58,9 @@ class Stop:
     def by_progress(self, steps: int, epochs: int, losses: Collection[float]) -> str:
         """The stop reason at this point of training; empty while no condition holds."""
         if self.epochs is not None and epochs >= self.epochs:
-            return f"reached {self.epochs} epochs"
+            return f"reached {self.epochs} epoch{'s' * (self.epochs > 1)}"
         if self.steps is not None and steps >= self.steps:
-            return f"reached {self.steps} steps"
+            return f"reached {self.steps} step{'s' * (self.steps > 1)}"
         if self.target_loss is not None and len(losses) >= self.window:
             mean = math.fsum(list(losses)[-self.window :]) / self.window
             if mean <= self.target_loss:
@@ -79,6 +79,13 @@ class Stop:
         goal = MetricGoal.parse(self.target_metric)
         value = metric(metrics, goal.metric)
         return f"{goal.metric} is {value:.6g}, target {self.target_metric}" if goal.met_by(value) else ""
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return math.isfinite(value)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from carpool.core.errors import InputError
+from carpool.core.typed_fields import shown
 from carpool.runtime.compat.torch_api import BatchNorm
 from carpool.runtime.data.batches import Augment
 from carpool.runtime.data.sample_stream import is_stream
@@ -235,10 +236,10 @@ def _check_data(training: Training) -> None:
             way_out="Use an IterableDataset, whose __iter__ starts again, or a map-style dataset.",
         )
     if type(batch_size) is not int or batch_size < 1:
-        raise InputError(f"Training(batch_size={batch_size!r}); it must be a whole number of at least 1")
+        raise InputError(f"Training(batch_size={shown(batch_size)}); it must be a whole number of at least 1")
     if not training.is_stream and batch_size > len(data):
         raise InputError(
-            f"batch_size is {batch_size}; the dataset has {len(data)} samples",
+            f"batch_size is {shown(batch_size)}; the dataset has {len(data)} samples",
             way_out="Lower batch_size or use more data.",
         )
     if training.is_stream and callable(training.shuffle):

@@ -1,0 +1,31 @@
+"""Files that a job can replace, read as untrusted."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from carpool.jobs.untrusted_file import last_line
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", ""),
+        (b"\n \n", ""),
+        (b"one\ntwo\n\n", "two"),
+        (b"a bar 50%\ra bar 100%\r", "a bar 100%"),
+        (b"\x1b[31mred\x07\n", "[31mred"),
+        (b"\xff\xfe\n", "\ufffd\ufffd"),
+        (b"x" * 100_000, "x" * 199 + "\u2026"),
+    ],
+)
+def test_the_last_line_of_a_log(tmp_path: Path, content: bytes, line: str) -> None:
+    (tmp_path / "log").write_bytes(content)
+    assert last_line(tmp_path / "log") == line
+
+
+def test_no_last_line_of_what_is_not_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    assert [last_line(tmp_path / name) for name in ("pipe", "link", "missing", ".")] == ["", "", "", ""]
