@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -185,6 +186,20 @@ def test_a_program_runs_in_the_current_folder_and_its_output_is_printed(
         assert run(["logs", "script", *args]) == 0
         assert capsys.readouterr().out == said.out
     assert run(["logs", "none"]) == 2
+
+
+def test_a_program_alone_gets_all_cores_and_threads_that_soon_sleep(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(["run", "--name", "p", "--", "sh", "-c", "echo $CARPOOL_CORES $CARPOOL_THREADS $GOMP_SPINCOUNT"]) == 0
+    cores = sorted(os.sched_getaffinity(0))
+    assert capsys.readouterr().out.split() == [",".join(map(str, cores)), str(len(cores)), "1000"]
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert run(["run", "--name", "q", "--", "sh", "-c", "echo ${GOMP_SPINCOUNT:-own}"]) == 0
+    assert capsys.readouterr().out.split() == ["own"]
 
 
 def test_a_program_can_be_swept_and_each_line_names_its_job(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

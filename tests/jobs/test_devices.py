@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
+from carpool.core.model import JobId, JobSpec, Kind
 from carpool.jobs.devices import (
     Gpu,
     as_cluster,
@@ -16,6 +17,7 @@ from carpool.jobs.devices import (
     overlap_note,
     parse_devices,
     short_model,
+    usable_devices,
     visible,
 )
 
@@ -41,6 +43,24 @@ def cores_of(text: str, num_cores: int, *, oversubscribe: bool = False) -> list[
 )
 def test_cores_are_assigned_round_robin_or_by_group(text: str, num_cores: int, cores: list[tuple[int, ...]]) -> None:
     assert cores_of(text, num_cores) == cores
+
+
+@pytest.mark.parametrize(
+    ("specs", "cores"),
+    [
+        ([JobSpec(JobId("a"))], [(0, 1, 2, 3)]),
+        ([JobSpec(JobId("a")), JobSpec(JobId("b")), JobSpec(JobId("c"))], [(0, 3), (1,), (2,)]),
+        ([JobSpec(JobId("a"), max_devices=3)], [(0, 3), (1,), (2,)]),
+        ([JobSpec(JobId(str(number))) for number in range(9)], [(0,), (1,), (2,), (3,)]),
+        ([JobSpec(JobId(str(n)), array="x", at_most=2) for n in range(9)], [(0, 2), (1, 3)]),
+        ([JobSpec(JobId("a"), exact=True)], [(0,), (1,), (2,), (3,)]),
+        ([JobSpec(JobId("a"), kinds=(Kind("cpu1"),))], [(0,), (1,), (2,), (3,)]),
+    ],
+)
+def test_fewer_jobs_than_cores_get_several_cores_each(specs: list[JobSpec], cores: list[tuple[int, ...]]) -> None:
+    found = parse_devices("", cores=range(4), gpus=(), most_on_cpu=usable_devices(specs))
+    assert [device.cores for device in found] == cores
+    assert len(parse_devices("cpu:4", cores=range(4), gpus=(), most_on_cpu=1)) == 4
 
 
 def test_names_and_device_types() -> None:

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
-from carpool.core.model import Kind, NodeId
+from carpool.core.model import JobSpec, Kind, NodeId
 from carpool.core.topology import Bank, Cluster, Node
 from carpool.jobs.nvml import Nvml
 
@@ -128,16 +128,18 @@ def parse_devices(
     cores: Sequence[int] | None = None,
     gpus: Sequence[Gpu] | None = None,
     is_ours: IsOurs = lambda pid: False,
+    most_on_cpu: int = 0,
 ) -> list[LocalDevice]:
     """Parse ``cpu:N``, ``cpu:CxK,…``, ``cuda`` or ``cuda:I,…``; empty: all GPUs, or one device per core without GPUs.
 
-    ``cores`` and ``gpus`` default to those of this machine that this process may use.
+    ``cores`` and ``gpus`` default to those of this machine that this process may use. With ``most_on_cpu``, an empty
+    text deals all cores to at most that many devices.
     """
     cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
     device_type, _, rest = text.strip().partition(":")
     if not device_type:
         found = list_gpus(is_ours) if gpus is None else gpus
-        return _cuda_devices(found, "", text) if found else _round_robin(len(cores), cores)
+        return _cuda_devices(found, "", text) if found else _round_robin(min(len(cores), most_on_cpu or len(cores)), cores)
     if device_type == "cuda":
         return _cuda_devices(list_gpus(is_ours) if gpus is None else gpus, rest, text)
     if device_type != "cpu":
@@ -147,6 +149,21 @@ def parse_devices(
     if rest.isdecimal():
         return _round_robin(_count(rest, text), cores)
     return _grouped(rest, text, cores, oversubscribe=oversubscribe)
+
+
+def usable_devices(specs: Iterable[JobSpec]) -> int:
+    """How many devices jobs can use at once; 0: any number, because one is exact or names a device type.
+
+    With fewer of them than cores, a job gets several cores, as its plain script would. Exact jobs compute on one core.
+    """
+    found = list(specs)
+    if any(spec.exact or spec.kinds for spec in found):
+        return 0
+    widths: dict[str, list[int]] = {}
+    for spec in found:
+        widths.setdefault(spec.array if spec.at_most else f"/{spec.id}", []).append(spec.widest)
+    limits = {spec.array: spec.at_most for spec in found if spec.at_most}
+    return sum(sum(sorted(each, reverse=True)[: limits.get(array, 1)]) for array, each in widths.items())
 
 
 def foreign_process_note(gpus: Sequence[Gpu]) -> str:

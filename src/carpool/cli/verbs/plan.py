@@ -50,7 +50,7 @@ def plan(
     from carpool.backends.profile_library import ProfileLibrary
     from carpool.cli.render.plan_table import print_plan
     from carpool.cli.verbs.run import default_policy
-    from carpool.jobs.devices import as_cluster, overlap_note, parse_devices
+    from carpool.jobs.devices import as_cluster, overlap_note, parse_devices, usable_devices
     from carpool.jobs.feasibility import check_fit
     from carpool.jobs.host import host_supplies
     from carpool.jobs.job_file import read_jobs
@@ -58,7 +58,8 @@ def plan(
     from carpool.service.queries.forecast import forecast_jobs, forecast_json
 
     listed = read_jobs(Path(jobs)).jobs
-    found = parse_devices(devices, oversubscribe=oversubscribe)
+    most = usable_devices(spec for spec, _ in listed)
+    found = parse_devices(devices, oversubscribe=oversubscribe, most_on_cpu=most)
     supplies = host_supplies(Path())
     for note in filter(None, [overlap_note(found), *check_fit(listed, as_cluster(found, supplies))]):
         print_note(note)

@@ -188,10 +188,11 @@ def run(
 
 def _own_devices(given: ChosenRun, devices: str, *, oversubscribe: bool) -> tuple[LocalDevice, ...]:
     """This machine's devices: those named, else those of the run that is resumed, else all."""
-    from carpool.jobs.devices import foreign_process_note, list_gpus, overlap_note, parse_devices
+    from carpool.jobs.devices import foreign_process_note, list_gpus, overlap_note, parse_devices, usable_devices
 
     is_new = devices or given.devices is None
-    found = parse_devices(devices, oversubscribe=oversubscribe) if is_new else given.devices or ()
+    most = usable_devices(spec for spec, _ in given.jobs)
+    found = parse_devices(devices, oversubscribe=oversubscribe, most_on_cpu=most) if is_new else given.devices or ()
     others = foreign_process_note(list_gpus()) if any(device.cuda is not None for device in found) else ""
     for note in filter(None, [others, overlap_note(found)]):
         _echo(note)

@@ -10,11 +10,12 @@ import os
 import sys
 from typing import NoReturn
 
-from carpool.runtime.process.launch import launch_forkserver
+from carpool.runtime.process.launch import launch_forkserver, limit_spinning
 
 
 def main() -> NoReturn:
     """Run the executor of the arguments."""
+    limit_spinning(os.environ)  # of workers and commands alike, so that commands can start as forks
     forkserver = launch_forkserver()
     from carpool.runtime.executor.server import serve
 

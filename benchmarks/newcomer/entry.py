@@ -1,0 +1,14 @@
+"""The same trainings as entries of carpool."""
+
+import torch
+from parts import ALL
+
+from carpool import Stop, Training
+
+
+def train(name: str, steps: int) -> Training:
+    torch.manual_seed(0)
+    parts = ALL[name]()
+    return Training(
+        parts.model, parts.optimizer, parts.data, parts.loss, parts.batch_size, Stop(steps=steps), step=parts.step
+    )
