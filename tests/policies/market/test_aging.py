@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.draft import Draft
-from carpool.core.messages import JobSubmitted
+from carpool.core.messages import JobFinished, JobSubmitted
 from carpool.core.model import Allocation, Job, JobId, JobSpec
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.policies.baselines.nonpreemptive import Fifo
-from carpool.policies.market.aging import WaitingClocks, aged, classes_of, patience_of
+from carpool.policies.market.aging import WaitingClocks, aged, classes_of, overdue, patience_of
 from carpool.policies.market.knapsack import Floats
 from carpool.policies.market.policy import Carpool
 from carpool.sim.traces.trace import Arrival
@@ -120,3 +120,30 @@ def test_notes_of_before_preemptions_were_counted_are_read() -> None:
     note = clocks.note()
     assert WaitingClocks.of({"waiting": note}, scheduler.snapshot()).stops == {"a": 2}
     assert WaitingClocks.of({"waiting": note[:4]}, scheduler.snapshot()).stops == {}
+
+
+def test_waiting_beyond_a_part_of_the_run_time_is_overdue() -> None:
+    scheduler = submitted("a", "b")
+    job, hour = scheduler.jobs[JobId("b")], 3600.0
+    for waited_s, credit in ((6.0 * hour, 0.0), (7.5 * hour, 1.0), (17.0 * hour, 20.0)):
+        scheduler.handle(waited_s, [])
+        assert overdue(scheduler.snapshot(), [job], lengths_of([20.0 * hour]), 0.25).tolist() == [credit]
+    assert overdue(scheduler.snapshot(), [job], lengths_of([20.0 * hour]), 0.0).tolist() == [0.0]
+
+
+def test_wait_share_starts_a_long_job_earlier_in_a_stream_of_short_ones() -> None:
+    long = Arrival(1.0, JobSpec(JobId("long"), 1, 200_000.0))
+    short = [Arrival(490.0 * place, JobSpec(JobId(f"s{place}"), 1, 500.0, weight=64.0)) for place in range(80)]
+    starts = []
+    for share in (0.0, 0.01):
+        arrivals = [short[0], long, *short[1:]]
+        run = drive(Carpool(wait_share=share), Cluster.build([(1, 1, "V100")]), arrivals)
+        plans = [record for record in run.records if record.planned is not None]
+        starts.append(
+            next(
+                record.at
+                for record in plans
+                if record.planned and any(change.job == long.spec.id for change in record.planned.changes)
+            )
+        )
+    assert starts[1] < starts[0], starts

@@ -36,6 +36,7 @@ _LEAST = 0.05  # least credit that is stored
 _FREE_STOPS, _MOST_STOPS = 1, 11  # preemptions that do not count yet, such as the end of a trial, and all that do
 _QUANTUM_S = 60.0  # for which a preempted job keeps its devices when it runs again, doubled by every preemption
 _FREE = 1.0  # credit up to which a weight does not grow
+_GRACE_S, _OVERDUE_S = 7_200.0, 1_800.0  # waiting that is never overdue, and overdue waiting for a unit of credit
 
 
 def classes_of(lengths: Floats) -> Classes:
@@ -138,3 +139,16 @@ class WaitingClocks:
 def aged(weights: Floats, credit: Floats) -> Floats:
     """Weights, doubled for every unit of credit beyond the first."""
     return np.asarray(weights * 2.0 ** np.clip(credit - _FREE, 0.0, _MOST_CREDIT))
+
+
+def overdue(view: Snapshot, jobs: Sequence[Job], lengths: Floats, share: float) -> Floats:
+    """[job]: further credit for all its waiting beyond `share` of its run time and two hours; 0: none.
+
+    Waiting after a preemption counts too; run times are with the requested number of devices.
+    """
+    if not share:
+        return np.zeros(len(jobs))
+    widths = np.array([job.spec.devices for job in jobs])
+    held_s = np.array([view.attained_s(job) for job in jobs]) / widths
+    waited_s = view.at - np.array([job.submitted_at for job in jobs]) - held_s
+    return np.asarray(np.maximum(0.0, waited_s - share * (lengths / widths + held_s) - _GRACE_S) / _OVERDUE_S)

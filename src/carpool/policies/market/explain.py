@@ -23,6 +23,7 @@ class Quote(NamedTuple):
     prices: Floats  # [kind]
     worths: Floats  # [job]: λ
     credit: Floats  # [job]: of waiting, see `aging`
+    overdue: Floats  # [job]: further credit
 
 
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
@@ -55,7 +56,7 @@ def bid_order(quote: Quote) -> list[JobId]:
 def explain_aging(quote: Quote, job: Job) -> str:
     """What waiting has added to a job's weight; empty if too little to notice."""
     row = next(row for row, other in enumerate(quote.menu.jobs) if other.id == job.id)
-    factor = aged(np.ones(1), quote.credit[row, None])[0]
+    factor = aged(np.ones(1), quote.credit[row, None] + quote.overdue[row, None])[0]
     return f"waiting has raised its weight {factor:.1f} times" if factor >= _FELT else ""
 
 

@@ -15,7 +15,7 @@ from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job, JobId
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.market.aging import aged, patience_of
+from carpool.policies.market.aging import aged, overdue, patience_of
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, group_lanes, lane_blocks
 from carpool.policies.market.explain import Quote, bid_order, explain_aging, explain_job, explain_prices
 from carpool.policies.market.group_trials import explain_sharing
@@ -67,6 +67,7 @@ class Carpool(Policy):
     move_s: float = 0.1  # cost of a move the estimator does not know
     horizon_s: float = 1000.0
     patience_s: float = 600.0  # a job that waited this long, or as long as shorter jobs take, counts more and more
+    wait_share: float = 0.0  # a job that waited for more than this part of its run time counts much more; 0: no limit
     interval_s: float = 60.0  # plan again after this, or up to four times as often, while rates are estimates
     _memo: EstimateCache = field(default_factory=EstimateCache, init=False, repr=False, compare=False)
 
@@ -82,10 +83,11 @@ class Carpool(Policy):
                 f"growth is {self.growth}",
                 way_out="Give 2 or more, so that jobs can get more devices than they have tried.",
             )
-        if self.together < 0 or self.trust < 1.0 or self.patience_s <= 0.0:
+        if self.together < 0 or self.trust < 1.0 or self.patience_s <= 0.0 or self.wait_share < 0.0:
             raise InputError(
-                f"together {self.together}, trust {self.trust} or patience_s {self.patience_s} is too small",
-                way_out="Such as carpool:together=2:trust=1.1:patience_s=600.",
+                f"together {self.together}, trust {self.trust}, patience_s {self.patience_s} or wait_share "
+                f"{self.wait_share} is too small",
+                way_out="Such as carpool:together=2:trust=1.1:patience_s=600:wait_share=0.25.",
             )
 
     def plan(self, view: Snapshot) -> Plan:
@@ -145,12 +147,13 @@ class Carpool(Policy):
         paces = patience_of(lengths, float(menu.supply.sum()), self.patience_s)
         memory.clocks.advance(view.at, paces, min([job.submitted_at for job in jobs]))
         credit = memory.clocks.credit(jobs, lengths, view.at)
-        weights = aged(np.array([job.spec.weight for job in jobs]), credit)
+        late = overdue(view, jobs, lengths, self.wait_share)
+        weights = aged(np.array([job.spec.weight for job in jobs]), credit + late)
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
             market = Market(menu.rates, menu.needs, menu.supply, market.seconds().min(axis=1).clip(_TINY, 1e12), work)
         prices, worths = self._prices(view, market, jobs, _ranks(jobs), memory)
-        return Quote(menu, market, prices, worths, credit)
+        return Quote(menu, market, prices, worths, credit, late)
 
     def _prices(
         self, view: Snapshot, market: Market, jobs: Sequence[Job], ranks: Floats, memory: PolicyMemory

@@ -290,7 +290,7 @@ def _on_failed(state: JobState, at: float, worker: WorkerState, failure: WorkerF
 
 
 def _on_write_failed(state: JobState, worker: WorkerState, failure: WorkerFailed) -> None:
-    state.note(f"saving the state failed at step {failure.step}: {failure.error}. Training continues.")
+    state.note(f"saving the state failed at step {failure.step}: {failure.error.rstrip('.')}")
     was_publishing = state.copies.is_publishing
     state.actions += state.copies.discard_writes_of(worker.id)
     if was_publishing and state.is_idle:  # other workers wait for this state
