@@ -1,0 +1,33 @@
+"""Engine interface: finds machines, starts an agent on each, and ends it so that the machine can go.
+
+All that follows, from claiming the machine's executor to its jobs' files, goes over TCP between scheduler and agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from carpool.jobs.hosts_file import Host
+
+
+class Engine(Protocol):
+    """Machines that come and go; each has a name of its own."""
+
+    async def find(self) -> Sequence[str]:
+        """The names of the machines that are there now."""
+
+    async def start(self, name: str) -> Host:
+        """Start the agent of a machine unless it runs, and say how it is reached.
+
+        HostUnreachable for a machine that is gone, InputError for one that cannot be used.
+        """
+
+    async def release(self, name: str) -> None:
+        """End the agent of a machine, so that the machine can be used for other work or end."""
+
+    async def request(self, nodes: int) -> None:
+        """Ask for so many machines in all, those that are there included."""
+
+    def close(self, *, leave_running: bool = False) -> None:
+        """End all agents, unless the next scheduler is to find them."""
