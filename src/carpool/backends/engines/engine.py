@@ -5,7 +5,7 @@ All that follows, from claiming the machine's executor to its jobs' files, goes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from carpool.jobs.hosts_file import Host
@@ -26,8 +26,12 @@ class Engine(Protocol):
     async def release(self, name: str) -> None:
         """End the agent of a machine, so that the machine can be used for other work or end."""
 
+    @property
+    def left_running(self) -> Collection[str]:
+        """Machines whose agents were there at the first `find`: left by an earlier scheduler, or used by another."""
+
     async def request(self, nodes: int) -> None:
         """Ask for so many machines in all, those that are there included."""
 
-    def close(self, *, leave_running: bool = False) -> None:
-        """End all agents, unless the next scheduler is to find them."""
+    def close(self, *, keep: Callable[[str], bool] = lambda name: False) -> None:
+        """End the agents of all machines but those to keep."""

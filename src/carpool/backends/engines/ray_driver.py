@@ -53,8 +53,8 @@ class Driver:
     def _adopt(self, node: str) -> None:
         """Learn which member an earlier scheduler made of a node."""
         try:
-            actor = ray.get_actor(_PREFIX + node)
-            self._members[node] = ray.get(actor.member.remote(), timeout=_MEMBER_S)
+            actor: Any = ray.get_actor(_PREFIX + node)
+            self._members[node] = str(ray.get(actor.member.remote(), timeout=_MEMBER_S))
         except (ValueError, RayActorError, GetTimeoutError):
             return
 
@@ -67,13 +67,13 @@ class Driver:
                 "cpus": node["Resources"].get("CPU", 0.0),
                 "member": self._members.get(node["NodeID"], ""),
             }
-            for node in ray.nodes()
+            for node in _nodes()
             if node["Alive"]
         ]
 
     def start(self, node: str, member: str, devices: str, gpus: float, cpus: float) -> dict[str, Any]:
         """Start the actor of a node, which holds all its GPUs or else cores, and its agent; how that is reached."""
-        actor = (
+        actor: Any = (
             ray.remote(NodeAgent)
             .options(
                 name=_PREFIX + node,
@@ -86,16 +86,16 @@ class Driver:
             )
             .remote(member, devices)
         )
-        address = next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
-        found: dict[str, Any] = ray.get(actor.start.remote(address), timeout=_START_S)
+        address = next(each["NodeManagerAddress"] for each in _nodes() if each["NodeID"] == node)
+        found = ray.get(actor.start.remote(address), timeout=_START_S)
         self._members[node] = member
-        return found
+        return dict(found)
 
     def release(self, node: str) -> None:
         """End the agent of a node and its actor."""
         self._members.pop(node, None)
         try:
-            actor = ray.get_actor(_PREFIX + node)
+            actor: Any = ray.get_actor(_PREFIX + node)
             ray.get(actor.stop.remote(), timeout=_STOP_S)
             ray.kill(actor)
         except (ValueError, RayActorError):
@@ -104,6 +104,11 @@ class Driver:
     def request(self, bundles: list[dict[str, float]]) -> None:
         """Let the autoscaler provide so many resources in all; none lifts the request."""
         request_resources(bundles=bundles)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    listed: Callable[[], list[dict[str, Any]]] = ray.nodes
+    return listed()
 
 
 def _problem(error: BaseException) -> dict[str, str]:
@@ -133,7 +138,9 @@ def serve(lines: TextIO, answer: Callable[[Mapping[str, Any]], None]) -> None:
 
 def main() -> None:
     """Serve the scheduler that started this process; Ray's own output goes to standard error."""
-    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # of a local Ray: it would kill jobs it knows nothing of
+    os.environ.setdefault(
+        "RAY_memory_monitor_refresh_ms", "0"
+    )  # of a local Ray: it would kill jobs it knows nothing of
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
 

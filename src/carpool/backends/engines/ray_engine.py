@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +101,9 @@ class RayDriver:
 
     def _ended(self) -> DriverFailed:
         tail = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LOG_TAIL:]
-        return DriverFailed(f"the connection to Ray was lost: {tail}", where="--engine ray", way_out=f"Read {self._log}.")
+        return DriverFailed(
+            f"the connection to Ray was lost: {tail}", where="--engine ray", way_out=f"Read {self._log}."
+        )
 
     def close(self) -> None:
         """End the process, and a local Ray that it started."""
@@ -134,6 +136,7 @@ class RayEngine:
         self._has_gpus = devices.startswith("cuda")
         self._size = 1.0  # GPUs, or cores, of the smallest node
         self._started: set[str] = set()  # members with an actor
+        self._left_running: frozenset[str] | None = None
 
     async def find(self) -> Sequence[str]:
         alive = [RayNode(**each) for each in await self._ask("nodes")]
@@ -141,12 +144,13 @@ class RayEngine:
         usable = [node for node in alive if (node.gpus if self._has_gpus else node.cpus)]
         self._nodes = name_nodes(self._nodes, usable)
         self._size = min((node.gpus if self._has_gpus else node.cpus for node in usable), default=self._size)
+        if self._left_running is None:
+            self._left_running = frozenset(name for name, node in self._nodes.items() if node.member)
         return tuple(self._nodes)
 
     @property
     def left_running(self) -> frozenset[str]:
-        """Members whose actors were there before."""
-        return frozenset(name for name, node in self._nodes.items() if node.member)
+        return self._left_running or frozenset()
 
     async def start(self, name: str) -> Host:
         if (node := self._nodes.get(name)) is None:
@@ -164,14 +168,16 @@ class RayEngine:
     async def request(self, nodes: int) -> None:
         await self._ask("request", bundles=[{"GPU" if self._has_gpus else "CPU": self._size}] * nodes)
 
-    def close(self, *, leave_running: bool = False) -> None:
+    def close(self, *, keep: Callable[[str], bool] = lambda name: False) -> None:
         driver, self._driver = self._driver, None
         if driver is None:
             return
-        if not leave_running:
-            nodes = [self._nodes[name].id for name in self._started if name in self._nodes]
-            for future in [*(driver.request("release", node=node) for node in nodes), driver.request("request", bundles=[])]:
-                future.exception()  # waits; what Ray has lost needs no end
+        ending = [name for name in self._started if name in self._nodes and not keep(name)]
+        asked = [driver.request("release", node=self._nodes[name].id) for name in ending]
+        if ending:
+            asked.append(driver.request("request", bundles=[]))
+        for future in asked:
+            future.exception()  # waits; what Ray has lost needs no end
         driver.close()
 
     async def _ask(self, do: str, **values: Any) -> Any:
