@@ -152,6 +152,10 @@ class RayEngine:
     def left_running(self) -> frozenset[str]:
         return self._left_running or frozenset()
 
+    def node_id(self, name: str) -> str:
+        """Ray's name of the node that a member runs on; empty if it is gone."""
+        return self._nodes[name].id if name in self._nodes else ""
+
     async def start(self, name: str) -> Host:
         if (node := self._nodes.get(name)) is None:
             raise HostUnreachable("its Ray node is gone", where=f"node {name!r}", way_out="See `ray status`.")
