@@ -22,6 +22,22 @@ pytest.importorskip("ray", reason="needs the extra ray")
 
 LEASE_S = 300.0  # ends by no delay of a loaded machine
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+GATED = """
+import time
+from dataclasses import replace
+from pathlib import Path
+from jobs import tiny
+
+def gated(seed, gate):
+    training = tiny(seed=seed, steps=6, step_s=0.0)
+
+    def wait(model, step):
+        training.after_update(model, step)
+        while step == 3 and not Path(gate).exists():
+            time.sleep(0.02)
+
+    return replace(training, after_update=wait)
+"""
 ONE_STEP = """
 import torch
 from carpool.runtime.engine.stop_criteria import Stop
@@ -44,25 +60,27 @@ def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wide_jobs(folder: Path) -> tuple[ListedJob, ...]:
-    """Over three nodes: two examples in exact mode, and one step in default mode."""
-    for name in ("digits.py", "graph_network.py"):
-        (folder / name).write_bytes((EXAMPLES / name).read_bytes())
+    """Over three nodes: an example in exact mode, and one step in default mode."""
+    (folder / "digits.py").write_bytes((EXAMPLES / "digits.py").read_bytes())
     (folder / "one_step.py").write_text(ONE_STEP, encoding="utf-8")
     across = "devices = 3\nmax_nodes = 3\n"
+    small = "args = { channels = 4, epochs = 1 }\nexact = true\n"
     tables = [
-        f'[[job]]\nname = "digits"\nentry = "digits.py:cnn"\nargs = {{ channels = 4, epochs = 1 }}\nexact = true\n{across}',
+        f'[[job]]\nname = "digits"\nentry = "digits.py:cnn"\n{small}{across}',
         f'[[job]]\nname = "step"\nentry = "one_step.py:one_step"\n{across}',
     ]
     (folder / "wide.toml").write_text("\n".join(tables), encoding="utf-8")
     return read_jobs(folder / "wide.toml").jobs
 
 
-def many_jobs(folder: Path, count: int, steps: int) -> tuple[ListedJob, ...]:
+def gated_jobs(folder: Path, count: int, gate: Path) -> tuple[ListedJob, ...]:
+    """Jobs that wait after their third step until a file exists: nothing depends on how quick they are."""
     folder.mkdir(exist_ok=True)
     (folder / "jobs.py").write_text(SLOW_TRAINING, encoding="utf-8")
+    (folder / "gated.py").write_text(GATED, encoding="utf-8")
     tables = [
-        f'[[job]]\nname = "job-{number}"\nentry = "jobs.py:tiny"\nexact = true\n'
-        f"args = {{ seed = {number}, steps = {steps}, step_s = 0.02 }}\n"
+        f'[[job]]\nname = "job-{number}"\nentry = "gated.py:gated"\nexact = true\n'
+        f'args = {{ seed = {number}, gate = "{gate}" }}\n'
         for number in range(count)
     ]
     (folder / "jobs.toml").write_text("\n".join(tables), encoding="utf-8")
@@ -70,8 +88,8 @@ def many_jobs(folder: Path, count: int, steps: int) -> tuple[ListedJob, ...]:
 
 
 def digest_alone(folder: Path, job: ListedJob) -> str:
-    args = {**job.program.args, **({"step_s": 0.0} if "step_s" in job.program.args else {})}
-    return plain_loop(load_training(job.program.entry, args, folder=folder), shards=job.program.shards).digest
+    training = load_training(job.program.entry, job.program.args, folder=folder)
+    return plain_loop(training, shards=job.program.shards).digest
 
 
 def node_of(daemon: DaemonInstance, job: str) -> str:
@@ -87,8 +105,9 @@ def live_nodes(daemon: DaemonInstance) -> list[str]:
 def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
     tmp_path: Path,
 ) -> None:
-    jobs, wide = many_jobs(tmp_path / "code", 30, steps=20), wide_jobs(tmp_path / "code")
-    state, clock, on_lost = tmp_path / "state", ShiftedClock(), set()
+    state, gate, clock = tmp_path / "state", tmp_path / "gate", ShiftedClock()
+    jobs, wide = gated_jobs(tmp_path / "code", 30, gate), wide_jobs(tmp_path / "code")
+    lost_devices: set[int] = set()
 
     async def main(cluster: RayletCluster, raylet: list[str]) -> None:
         async with ray_daemon(state, cluster.address, lease_s=LEASE_S, clock=clock) as (daemon, engine):
@@ -100,10 +119,11 @@ def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
             await until(daemon, lambda: len(live_nodes(daemon)) == 4)
             victim = next(name for name in live_nodes(daemon) if engine.node_id(name) == raylet[0])
             await until(daemon, lambda: any(node_of(daemon, job.spec.id) == victim for job in jobs))
-            on_lost.update(job.spec.id for job in jobs if node_of(daemon, job.spec.id) == victim)
+            lost_devices.update(*[node.devices for node in daemon.scheduler.cluster.nodes if node.name == victim])
             await asyncio.to_thread(cluster.kill, raylet[0])
             clock.advance(2 * LEASE_S)
             await until(daemon, lambda: victim not in live_nodes(daemon))
+            gate.touch()
             await until(daemon, lambda: not daemon.scheduler.jobs)
 
     with three_raylets() as (cluster, raylet):
@@ -120,13 +140,16 @@ def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
     (path,) = (state / "jobs" / "step" / "checkpoints").glob("step-*.ckpt")
     for name, value in load(path)["model"].items():
         torch.testing.assert_close(value, training.model.state_dict()[name], rtol=1e-5, atol=1e-7)
-    again = {job.spec.id for job in jobs if steps_made(state, job.spec.id) != dict.fromkeys(range(1, 21), 1)}
+    changes = [change for entry in entries if (planned := entry.record.planned) for change in planned.changes]
+    assert all(change.allocation for change in changes), "jobs elsewhere are never released"
+    on_lost = {each.job for each in changes if each.allocation and lost_devices & {*each.allocation.devices()}}
+    again = {job.spec.id for job in jobs if steps_made(state, job.spec.id) != dict.fromkeys(range(1, 7), 1)}
     assert again <= on_lost, "only jobs of the killed raylet made steps again"
 
 
 def test_an_idle_node_is_released_and_demand_brings_one_back(tmp_path: Path) -> None:
-    jobs = many_jobs(tmp_path / "code", 3, steps=100)
-    state = tmp_path / "state"
+    state, gate = tmp_path / "state", tmp_path / "gate"
+    jobs = gated_jobs(tmp_path / "code", 3, gate)
 
     async def main() -> None:
         async with ray_daemon(state, address, lease_s=LEASE_S, idle_s=0.5) as (daemon, engine):
@@ -136,6 +159,7 @@ def test_an_idle_node_is_released_and_demand_brings_one_back(tmp_path: Path) -> 
             await become(lambda: engine.node_id(first) != node)  # Ray has removed the node
             await daemon.loop.submit(jobs)
             await until(daemon, lambda: len(live_nodes(daemon)) == 2)
+            gate.touch()
             await until(daemon, lambda: not daemon.scheduler.jobs)
             await until(daemon, lambda: not live_nodes(daemon))
             await become(lambda: not any(engine.node_id(name) for name in (first, f"{first}-2")))

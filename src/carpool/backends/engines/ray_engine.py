@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ class RayDriver:
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Any]] = {}
         self._number = 0
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
 
     @property
     def is_alive(self) -> bool:
@@ -107,13 +109,16 @@ class RayDriver:
 
     def close(self) -> None:
         """End the process, and a local Ray that it started."""
-        assert self._process.stdin is not None, "it is a pipe"
-        self._process.stdin.close()
+        assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"  # noqa: PT018
+        with suppress(OSError):
+            self._process.stdin.close()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reading.join()
+        self._process.stdout.close()
 
 
 def _error(found: Mapping[str, str]) -> InputError:
