@@ -20,7 +20,7 @@ from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
 from carpool.service.daemon.remote_access import remote_members
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-PATIENCE_S = 120.0
+PATIENCE_S = 180.0
 OPTIONS = ExecutorOptions(mirror_s=0.2, grace_s=0.5, tick_s=0.02)
 
 

@@ -145,6 +145,12 @@ class ExecutorGroup:
         for name, own_orders in routed.items():
             self._ports[name].carry(own_orders)
 
+    def evacuate(self, name: str) -> bool:
+        """Let an executor without running jobs hand over what it holds; whether it holds nothing any more."""
+        for job in self._router.evacuate(name):
+            self._ports[name].hand_over(job)
+        return not self._router.holds(name)
+
     def handed_over(self, name: str, job: JobId) -> None:
         """An executor has written a job's state to disk and dropped the job: the next one may continue it."""
         self._known[name].discard(job)

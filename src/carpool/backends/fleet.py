@@ -160,6 +160,16 @@ class OrderRouter:
         held = [job for job, holders in self._holders.items() if name in holders]
         return [order for job in held if (order := self.on_handed_over(name, job)) is not None]
 
+    def evacuate(self, name: str) -> list[JobId]:
+        """The jobs that an executor has to hand over so that it holds none; orders for them wait for that."""
+        held = [job for job, holders in self._holders.items() if name in holders and job not in self._leaving]
+        self._leaving.update({job: self._holders[job] for job in held})
+        return held
+
+    def holds(self, name: str) -> bool:
+        """Whether an executor has the state of some job."""
+        return any(name in holders for holders in self._holders.values())
+
     def is_stale(self, name: str, fact: Fact) -> bool:
         """Whether a fact is about a job that another executor runs by now."""
         holders = self._holders.get(getattr(fact, "job", JobId("")))

@@ -4,31 +4,116 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from carpool.cli.support.options import print_note
 from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
+    from carpool.backends.engines.engine import Engine
     from carpool.jobs.job_file import ListedJob
+    from carpool.service.daemon.engine_members import EngineMembers
     from carpool.service.daemon.executor_access import FleetMember
 
-ENGINES = ("local", "hosts")
+ENGINES = ("local", "hosts", "ray")
+
+
+class EngineChoice(NamedTuple):
+    """The options of `engine_options`."""
+
+    engine: str
+    hosts_file: str = ""
+    ray_address: str = ""
+    ray_idle: float = 0.0
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The machines of an engine; no members: this machine alone."""
+
+    members: tuple[FleetMember, ...] = ()
+    source: EngineMembers | None = None  # of machines that come and go
+    engine: Engine | None = None  # that started their agents
+    is_ours: bool = False  # this process holds the state folder, so that agents which were there are its own
+
+    def close(self, *, leave_running: bool = False) -> None:
+        """End the agents, but not those that the next scheduler is to find or another one may be using."""
+        if self.engine is not None:
+            kept = () if self.is_ours else self.engine.left_running
+            self.engine.close(keep=lambda name: leave_running or name in kept)
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--engine`` and ``--hosts`` to a command."""
+    """Add ``--engine`` and the options of the engines to a command."""
     engine = click.option(
         "--engine",
         type=click.Choice(ENGINES),
         default="local",
         show_default=True,
-        help="local: this machine; hosts: the machines of --hosts, each with a running carpool agent.",
+        help="local: this machine; hosts: the machines of --hosts, each with a running carpool agent; "
+        "ray: the nodes of a Ray cluster.",
     )
     hosts = click.option("--hosts", "hosts_file", default="", metavar="FILE", help="Machines of --engine hosts (TOML).")
-    return engine(hosts(command))
+    address = click.option(
+        "--ray-address",
+        default="",
+        metavar="HOST:PORT",
+        help="Cluster of --engine ray. [default: the one this machine is part of, else a local Ray is started]",
+    )
+    idle = click.option(
+        "--ray-idle",
+        type=click.FloatRange(0.0),
+        default=0.0,
+        metavar="SECONDS",
+        help="Release a Ray node without jobs after so long, for the autoscaler to remove; 0: never. [default: 0]",
+    )
+    return engine(hosts(address(idle(command))))
+
+
+def find_fleet(
+    choice: EngineChoice,
+    state: Path,
+    jobs: Sequence[ListedJob] = (),
+    *,
+    devices: str = "",
+    may_be_away: bool = False,
+) -> Fleet:
+    """The machines that an engine uses. InputError before anything is started, or after all that was is ended."""
+    check_ray_options(choice)
+    if choice.engine != "ray":
+        return Fleet(
+            find_members(choice.engine, choice.hosts_file, state, jobs, devices=devices, may_be_away=may_be_away)
+        )
+    from carpool.backends.engines.ray_engine import RayEngine
+    from carpool.service.daemon.engine_members import EngineMembers
+    from carpool.service.daemon.remote_access import check_jobs
+
+    engine = RayEngine(state, choice.ray_address, devices)
+    source = EngineMembers(engine, state, idle_s=choice.ray_idle)
+
+    async def ask() -> tuple[FleetMember, ...]:
+        hosts, members = await source.first(print_note)
+        await check_jobs(hosts, state, jobs)
+        return members
+
+    try:
+        return Fleet(asyncio.run(ask()), source, engine)
+    except BaseException:
+        engine.close(keep=lambda name: name in engine.left_running)
+        raise
+
+
+def check_ray_options(choice: EngineChoice) -> None:
+    """InputError for options of one engine that are given for another."""
+    if choice.engine == "ray" and choice.hosts_file:
+        raise InputError("--hosts needs --engine hosts", way_out="Remove --hosts: the Ray cluster lists its nodes.")
+    if choice.engine != "ray" and (choice.ray_address or choice.ray_idle):
+        given = "--ray-address" if choice.ray_address else "--ray-idle"
+        raise InputError(f"{given} needs --engine ray", way_out=f"Add --engine ray, or remove {given}.")
 
 
 def find_members(

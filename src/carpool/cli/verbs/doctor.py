@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from carpool import __version__
-from carpool.cli.support.fleet import engine_options
+from carpool.cli.support.fleet import EngineChoice, check_ray_options, engine_options
 from carpool.cli.support.options import json_option, print_json
+
+if TYPE_CHECKING:
+    from carpool.service.daemon.remote_access import HostFinding
 
 _EPILOG = """\b
 Examples:
   carpool doctor
   carpool doctor --json
   carpool doctor --engine hosts --hosts lab.toml
+  carpool doctor --engine ray
 """
 
 
 @click.command("doctor", epilog=_EPILOG)
 @engine_options
 @json_option
-def doctor(engine: str, hosts_file: str, as_json: bool) -> None:
+def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, as_json: bool) -> None:
     """Check what this machine supports: GPUs, CUDA graphs, MPS, NCCL, shared memory and optional packages.
 
     Each check prints yes or no with what was found; a no says how to fix it. Jobs run without most of these, but more
     slowly or on CPU only.
 
-    With --engine hosts it compares Python, torch, carpool and drivers of all machines instead.
+    With --engine hosts or ray it compares Python, torch, carpool and drivers of all machines instead.
     """
+    check_ray_options(EngineChoice(engine, hosts_file, ray_address, ray_idle))
     if engine == "hosts":
         _compare_hosts(hosts_file, as_json=as_json)
+        return
+    if engine == "ray":
+        _compare_nodes(ray_address, as_json=as_json)
         return
     from carpool.runtime.doctor import examine
 
@@ -57,7 +67,27 @@ def _compare_hosts(hosts_file: str, *, as_json: bool) -> None:
 
     if not hosts_file:
         raise InputError("--engine hosts needs --hosts FILE", way_out="Name the file of machines.")
-    findings = asyncio.run(examine_hosts(read_hosts(Path(hosts_file))))
+    _print_hosts(asyncio.run(examine_hosts(read_hosts(Path(hosts_file)))), as_json=as_json)
+
+
+def _compare_nodes(ray_address: str, *, as_json: bool) -> None:
+    """Print one line per Ray node."""
+    import asyncio
+    import tempfile
+    from pathlib import Path
+
+    from carpool.backends.engines.ray_engine import RayEngine
+    from carpool.service.daemon.engine_members import examine_engine
+
+    with tempfile.TemporaryDirectory() as state:
+        engine = RayEngine(Path(state), ray_address)
+        try:
+            _print_hosts(asyncio.run(examine_engine(engine)), as_json=as_json)
+        finally:
+            engine.close(keep=lambda name: True)
+
+
+def _print_hosts(findings: Sequence[HostFinding], *, as_json: bool) -> None:
     if as_json:
         print_json({"version": __version__, "hosts": [asdict(finding) for finding in findings]})
         return

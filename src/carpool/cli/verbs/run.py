@@ -17,20 +17,21 @@ import click
 from carpool import __version__
 from carpool.cli.support.command_line import ProgramCommand, given_program, job_options
 from carpool.cli.support.executor_start import executor_options, start_executor, start_ready
-from carpool.cli.support.fleet import engine_options, find_members
+from carpool.cli.support.fleet import EngineChoice, engine_options, find_fleet
 from carpool.cli.support.options import guard_stdout, log_options, sweep_option
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
 if TYPE_CHECKING:
     from carpool.cli.render.live_table import RunDisplay
+    from carpool.cli.support.fleet import Fleet
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice
     from carpool.jobs.job_file import ListedJob
     from carpool.runtime.executor.client import ExecutorOptions
     from carpool.runtime.process.launch import Launched
     from carpool.service.daemon.batch_run import BatchRun, RunEnd
-    from carpool.service.daemon.executor_access import FleetMember, StartExecutor
+    from carpool.service.daemon.executor_access import StartExecutor
 
 PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that is installed
 _REFRESH_S = 0.25
@@ -45,6 +46,7 @@ Examples:
   carpool run jobs.toml --resume
   carpool run jobs.toml --devices cuda --memory-cap 40GiB
   carpool run jobs.toml --engine hosts --hosts lab.toml
+  carpool run jobs.toml --engine ray --ray-address 10.0.0.5:6379
 """
 
 
@@ -122,6 +124,8 @@ def run(
     oversubscribe: bool,
     engine: str,
     hosts_file: str,
+    ray_address: str,
+    ray_idle: float,
     lanes: str,
     warm: int,
     reducer: str,
@@ -156,7 +160,10 @@ def run(
         jobs, resume = resume, ""  # the word behind --resume was the job file
     program = given_program(name, resumable, env, settings, jobs)
     given = look_up(jobs, state, resume, parse_sweep_options(sweep), program)
-    members = find_members(engine, hosts_file, given.folder.path, given.jobs, devices=devices)
+    choice = EngineChoice(engine, hosts_file, ray_address, ray_idle)
+    fleet = find_fleet(choice, given.folder.path, given.jobs, devices=devices)
+    click.get_current_context().call_on_close(fleet.close)
+    members = fleet.members
     found = () if members else _own_devices(given, devices, oversubscribe=oversubscribe)
     supplies = UNKNOWN if members else host_supplies(given.folder.path)
     cluster = fleet_cluster([each.member for each in members]) if members else as_cluster(found, supplies)
@@ -172,7 +179,8 @@ def run(
     chosen = policy or given.policy or default_policy()
     stdout = sys.stdout if program is not None else None
     with guard_stdout():
-        run = prepare(given, found, chosen, start, journal, supplies, members, options)
+        run = prepare(given, found, chosen, start, journal, supplies, fleet, options)
+        fleet.is_ours = True
         try:
             with attribute_errors(chosen, strictly=True):
                 end = watch(run, choose_display(run, as_json=as_json, output=stdout))
@@ -236,7 +244,7 @@ def prepare(
     start: StartExecutor,
     journal: str | None = None,
     supplies: HostResources = UNKNOWN,
-    members: tuple[FleetMember, ...] = (),
+    fleet: Fleet | None = None,
     options: ExecutorOptions | None = None,
 ) -> BatchRun:
     """A run that is ready to start, with its folder locked."""
@@ -252,7 +260,8 @@ def prepare(
         supplies,
         profiles=ProfileLibrary().beliefs(given.jobs),
         journal=Path(journal) if journal else None,
-        members=members,
+        members=() if fleet is None else fleet.members,
+        source=None if fleet is None else fleet.source,
         options=options,
         tell=_echo,
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool import __version__
-from carpool.cli.support.fleet import engine_options, find_members
+from carpool.cli.support.fleet import EngineChoice, engine_options, find_fleet
 from carpool.cli.support.options import log_options
 from carpool.cli.verbs.run import PREFERRED, default_policy
 from carpool.core.errors import InputError
@@ -32,6 +32,7 @@ Examples:
   carpool serve --devices cuda --policy carpool --state /var/lib/carpool
   carpool serve --host 0.0.0.0 --tls-cert box.pem --tls-key box.key
   carpool serve --engine hosts --hosts lab.toml
+  carpool serve --engine ray --ray-address 10.0.0.5:6379 --ray-idle 300
   carpool serve --leave-running     (SIGTERM leaves jobs running for the next daemon: an upgrade stops none)
 """
 
@@ -83,7 +84,15 @@ Examples:
 )
 @click.option("--leave-running", is_flag=True, help="When stopped, leave jobs running for the next daemon.")
 @log_options("warning")
-def serve(oversubscribe: bool, leave_running: bool, engine: str, hosts_file: str, **flags: Any) -> int:
+def serve(
+    oversubscribe: bool,
+    leave_running: bool,
+    engine: str,
+    hosts_file: str,
+    ray_address: str,
+    ray_idle: float,
+    **flags: Any,
+) -> int:
     """Run the daemon until SIGTERM, Ctrl-C or `carpool stop`.
 
     Requests are answered when they are on disk. If the daemon is killed, its jobs stop at the end of a step with a
@@ -107,19 +116,31 @@ def serve(oversubscribe: bool, leave_running: bool, engine: str, hosts_file: str
     # The workers of an executor that a killed daemon left running are not foreign processes.
     executor = ExecutorSocket(settings.state / "executor").executor_pid
     is_ours = belongs_to(executor) if executor is not None else lambda pid: False
-    members = find_members(engine, hosts_file, settings.state, devices=flags["devices"] or "", may_be_away=True)
-    devices = () if members else tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
+    choice = EngineChoice(engine, hosts_file, ray_address, ray_idle)
+    fleet = find_fleet(choice, settings.state, devices=flags["devices"] or "", may_be_away=True)
+    devices = (
+        () if fleet.members else tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
+    )
     if note := overlap_note(devices):
         _echo(note)
-    daemon = DaemonInstance.open(replace(_options(settings, devices, metrics), members=members))
+    found = replace(_options(settings, devices, metrics), members=fleet.members, source=fleet.source)
+    leaves_running = True  # if it ends in another way than by being stopped
+    try:
+        daemon = DaemonInstance.open(found)
+    except BaseException:
+        fleet.close()
+        raise
+    fleet.is_ours = True
     try:
         from carpool.cli.support.serve_app import open_listeners, serve_api
 
         with open_listeners(settings) as listeners:
             api = partial(serve_api, daemon, settings, metrics, listeners)
             asyncio.run(_serve(daemon, api, leave_running=leave_running))
+            leaves_running = daemon.leaves_running
     finally:
         daemon.close()
+        fleet.close(leave_running=leaves_running)
     return 0
 
 

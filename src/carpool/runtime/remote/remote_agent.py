@@ -124,6 +124,7 @@ class Agent:
             "state": str(options.state),
             "drivers": options.drivers,
             "is_running": self._socket.is_answered,
+            "used_by": self._owner if self._relay is not None else "",
             "job_in_hand": marked_job(self._socket.job_marker) or "",
         }
 

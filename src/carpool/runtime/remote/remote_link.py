@@ -38,6 +38,7 @@ class AgentFacts:
     drivers: str
     is_running: bool  # an executor is running
     job_in_hand: str = ""  # that its executor is handling, or was when it died
+    used_by: str = ""  # the scheduler that is connected to its executor
 
 
 class HostUnreachable(InputError):
@@ -121,6 +122,7 @@ def _facts(welcome: Mapping[str, Any]) -> AgentFacts:
             str(welcome["drivers"]),
             bool(welcome["is_running"]),
             str(welcome["job_in_hand"]),
+            str(welcome.get("used_by", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RemoteRefused(f"an answer that is not of this protocol: {error!r}") from None

@@ -29,10 +29,10 @@ def start_script(host: Host) -> str:
     )
 
 
-async def ensure_agent(host: Host) -> None:
+async def ensure_agent(host: Host) -> Host:
     """Start the agent of a host with an ssh destination if it does not answer; HostUnreachable if that fails."""
     if not host.ssh or await _is_reachable(host):
-        return
+        return host
     process = await asyncio.create_subprocess_exec(
         *_SSH, host.ssh, start_script(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -49,7 +49,7 @@ async def ensure_agent(host: Host) -> None:
         )
     for _ in range(round(_START_S / _RETRY_S)):
         if await _is_reachable(host):
-            return
+            return host
         await asyncio.sleep(_RETRY_S)
     way_out = f"Read agent.log in its state folder there ({host.state or '~/' + _STATE})."
     raise HostUnreachable(f"the agent does not answer within {_START_S:g} s", where=where, way_out=way_out)

@@ -28,6 +28,7 @@ from carpool.predictors.profiles.rate_model import ProfileRateModel
 from carpool.runtime.executor.client import ExecutorOptions
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions, MakeClock, elapsed_clock
 from carpool.service.daemon.executor_access import ChildExecutor, FleetMember, StartExecutor
+from carpool.service.daemon.fleet_growth import MemberSource
 from carpool.service.daemon.loop import EndWhenDone, LoopEnd, LoopOptions, commit_inline
 from carpool.service.daemon.profile_store import RunProfiles
 from carpool.service.store.journal_file import JournalFile, import_legacy_journal
@@ -56,6 +57,7 @@ class RunRequest:
     journal: Path | None = None  # where to write the journal too
     observers: tuple[Observer, ...] = ()
     members: tuple[FleetMember, ...] = ()  # the machines; none: this one alone, with `devices`
+    source: MemberSource | None = None  # of machines that come and go while it runs
     options: ExecutorOptions | None = None  # of the members' executors
     tell: Callable[[str], None] = lambda words: None  # prints a notice for the user
 
@@ -108,7 +110,14 @@ class BatchRun:
             undo.callback(folder.let_go)
             import_legacy_journal(folder)
             profiles = RunProfiles(folder, request.profiles)
-            options = _options(request, folder, ChildExecutor(start), profiles, clock, end or EndWhenDone())
+            options = _options(
+                request,
+                folder,
+                ChildExecutor(start),
+                profiles,
+                clock,
+                end or EndWhenDone(may_grow=request.source is not None),
+            )
             store = Store.open(folder.path, DaemonInstance.header(options), sync=options.sync)
             undo.callback(store.close)
             metrics = Metrics(store.header.cluster)
@@ -215,6 +224,7 @@ def _options(
         profiles=profiles,
         clock=clock,
         members=request.members,
+        source=request.source,
         options=request.options or ExecutorOptions(),
         sync=False,
         notifies=False,

@@ -46,6 +46,7 @@ from carpool.runtime.executor.client_protocol import HeldJobStatus
 from carpool.runtime.executor.reports import Report
 from carpool.service.daemon.executor_access import ExecutorAccess, FleetMember, PersistentExecutor
 from carpool.service.daemon.fleet_access import FleetAccess
+from carpool.service.daemon.fleet_growth import FleetGrowth, MemberSource
 from carpool.service.daemon.halving_control import HalvingControl
 from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.notifications import JobEnd, Notifier
@@ -99,6 +100,7 @@ class DaemonOptions:
     loop: LoopOptions = field(default_factory=LoopOptions)
     access: ExecutorAccess | None = None  # how the executor is reached; None: by a socket in `state`
     members: tuple[FleetMember, ...] = ()  # the machines; none: this one alone, with `devices` and `access`
+    source: MemberSource | None = None  # of machines that come and go while the daemon runs
     profiles: ProfileSource | None = None  # None: shared by all jobs of an entry, in `state`
     clock: MakeClock = calendar_clock
     sync: bool = True  # commits survive a power loss
@@ -285,7 +287,7 @@ class DaemonInstance:
             for name in unfit:
                 self._executors.replace(name, await self._fleet.start_executor(name))
         self._resend({name: each.inventory.jobs for name, each in started.items() if each.inventory is not None})
-        self._first += self._lost_programs()
+        self._first += [*self._lost_programs(), *self._fleet.lose_strays()]
         for name, each in started.items():
             if each.is_absent:
                 self._first += self._fleet.lose(name)
@@ -301,16 +303,25 @@ class DaemonInstance:
                 self._announce(job)
         self.loop.proceed()
         first, self._first = self._first, []
-        clearing = asyncio.create_task(self._retention.run())
+        beside = [asyncio.create_task(self._retention.run())]
+        if self.options.source is not None:
+            growth = FleetGrowth(self.options.source, self._fleet, self.loop, self._executors, self.scheduler)
+            beside.append(asyncio.create_task(growth.run()))
         try:
             await self.loop.run([*first, *facts], jobs)
         finally:
-            clearing.cancel()
+            for task in beside:
+                task.cancel()
             await self._notifier.close()
             for job in self.scheduler.jobs:
                 self._profiles.save(job, self.recovered.programs.get(job))
         self.loop.store_snapshot()
         self._fleet.close()
+
+    @property
+    def leaves_running(self) -> bool:
+        """Whether it was stopped so that the next daemon finds its executors."""
+        return self.loop.leaves_running
 
     def stop(self, *, leave_running: bool = False) -> None:
         self.loop.stop(leave_running=leave_running)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from carpool.backends.executors import ExecutorGone, ExecutorPort
 from carpool.backends.fleet import MemberNode, device_names, is_of, loss_of, member_node
-from carpool.core.messages import Fact, JobFailed
-from carpool.core.model import DeviceId, JobId
+from carpool.core.messages import Fact, JobFailed, NodeLost
+from carpool.core.model import DeviceId, JobId, NodeId
 from carpool.core.scheduler import Scheduler
 from carpool.logs import log_event
 from carpool.runtime.executor.client import ExecutorOptions
@@ -70,9 +70,9 @@ class FleetAccess:
         return device_names(self.nodes)
 
     def owner(self, device: DeviceId) -> str:
-        """The member that has a device."""
+        """The member that has a device; empty: none has its node any more."""
         node = self._scheduler.cluster.node_of(device).name
-        return next(name for name in self._members if is_of(node, name))
+        return next((name for name in self._members if is_of(node, name)), "")
 
     async def start(self) -> Mapping[str, MemberStart]:
         """Claim the executors that an earlier daemon left running, and start the others."""
@@ -126,6 +126,18 @@ class FleetAccess:
         log_event(_log, "executor_started", executor=name, life=port.life, devices=devices)
         return port
 
+    async def add(self, each: FleetMember) -> ExecutorPort:
+        """Add a member that was found while the daemon runs; the port that stands for it until it is reached."""
+        self._members[each.member.name] = each
+        return await self.absent(each.member.name)
+
+    async def absent(self, name: str) -> ExecutorPort:
+        """The port that stands for a member until its next executor is ready."""
+        try:
+            return await self.start_executor(name)
+        except Unreachable as absent:
+            return absent.port
+
     async def renew(self, name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
         """Replace an executor that is gone: by a new one, or by a port that waits for the member's return."""
         access = self._members[name].access
@@ -162,13 +174,23 @@ class FleetAccess:
 
     def lose(self, name: str) -> list[Fact]:
         """A member is away, with all that ran on it."""
-        return loss_of(self._scheduler.cluster, self._scheduler.snapshot().occupancy.lost, name)
+        return loss_of(self._scheduler.cluster, self._lost, name)
+
+    def lose_strays(self) -> list[Fact]:
+        """Nodes of the journal that no member has are lost."""
+        strays = [node for node in self._scheduler.cluster.nodes if node.id not in self._lost]
+        return [NodeLost(node.id) for node in strays if not any(is_of(node.name, name) for name in self._members)]
 
     def rejoin(self, name: str) -> list[Fact]:
         """A member was lost, with all that ran on it, and rejoins."""
         node = self.nodes[name]
         log_event(_log, "node_rejoined", node=node.name, devices=len(node.devices))
-        return node.rejoin(self._scheduler.cluster, self._scheduler.snapshot().occupancy.lost, name)
+        return node.rejoin(self._scheduler.cluster, self._lost, name)
+
+    @property
+    def _lost(self) -> set[NodeId]:
+        """Nodes that are known to be lost; a drained one may be lost, too, and must be if its member is."""
+        return {*self._scheduler.snapshot().occupancy.lost} - {*self._scheduler.drained}
 
     def close(self) -> None:
         for each in self._members.values():

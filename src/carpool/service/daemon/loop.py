@@ -63,11 +63,14 @@ class LoopEnd:
 class EndWhenDone(LoopEnd):
     """Ends when every job is over; jobs that wait while nothing runs and nothing else can happen fail."""
 
+    def __init__(self, *, may_grow: bool = False) -> None:
+        self._may_grow = may_grow  # machines may join
+
     def is_over(self, scheduler: Scheduler) -> bool:
         return not scheduler.jobs
 
     def starved(self, scheduler: Scheduler) -> Sequence[Fact]:
-        if scheduler.num_running or scheduler.wake_at is not None or scheduler.outsiders:
+        if self._may_grow or scheduler.num_running or scheduler.wake_at is not None or scheduler.outsiders:
             return ()
         error = f"policy {scheduler.policy!r} will never assign devices to this job"
         return [JobFailed(job.id, job.generation, error) for job in scheduler.jobs.values()]
@@ -136,7 +139,7 @@ class DaemonLoop:
         self._options = options or LoopOptions()
         self._programs = dict(programs or {})  # of jobs that are not over
         self._notes = dict(notes or {})  # likewise
-        self._leaves_running = False
+        self.leaves_running = False
         self._stopping, self._aborting = asyncio.Event(), asyncio.Event()
         self._receiving: dict[str, asyncio.Task[Report]] = {}  # by executor
         self._fresh: set[JobId] = set()  # jobs that no executor has ever known
@@ -151,6 +154,8 @@ class DaemonLoop:
         self._since_snapshot = 0
         self._snapshotting: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._is_ending = False  # no member can join any more
+        self._changed = asyncio.Event()  # an executor was added or replaced
         self.disk_full = ""  # why no jobs are accepted; empty: they are
         scheduler.add_observer(self)
 
@@ -199,13 +204,34 @@ class DaemonLoop:
     def tell(self, job: JobId, words: str) -> None:
         self._keep_report(self._now(), Told(job, words))
 
+    def is_connected(self, name: str) -> bool:
+        """Whether an executor is there, and not just being replaced."""
+        return name in self._receiving and not self._receiving[name].done() and self._executors[name].life > 0
+
+    def use(self, name: str, port: ExecutorPort, facts: Sequence[Fact] = ()) -> bool:
+        """Use a port for a new member, or in place of the one that a member has; False if the loop is ending.
+
+        The facts are folded in the same instant; the previous port is left to the caller.
+        """
+        if self._is_ending or self._stopping.is_set():
+            return False
+        if (receiving := self._receiving.pop(name, None)) is not None:
+            receiving.cancel()
+        self._executors.replace(name, port)
+        self._set_mark()
+        if facts:
+            self._handle(facts)
+        self._receiving[name] = asyncio.create_task(port.receive())
+        self._changed.set()
+        return True
+
     def proceed(self) -> None:
         for _, port in self._executors:
             port.proceed()
 
     def stop(self, *, leave_running: bool = False) -> None:
         """Stop all jobs at a step boundary with checkpoints and end; or leave them to the next daemon."""
-        self._leaves_running = leave_running
+        self.leaves_running = leave_running
         self._stopping.set()
 
     def abort(self) -> None:
@@ -215,6 +241,7 @@ class DaemonLoop:
     async def run(self, facts: Sequence[Fact] = (), jobs: Sequence[ListedJob] = ()) -> None:
         committing = asyncio.create_task(self._commit_always())
         stopping = asyncio.create_task(self._stopping.wait())
+        changed = asyncio.create_task(self._changed.wait())
         try:
             self._receive_all()
             self._set_mark()
@@ -224,16 +251,21 @@ class DaemonLoop:
                 if starved := self._options.end.starved(self._scheduler):
                     self._handle(starved)
                     continue
-                await self._clock.wait({*self._receiving.values(), stopping, committing}, self._scheduler.wake_at)
+                waiting = {*self._receiving.values(), stopping, committing, changed}
+                await self._clock.wait(waiting, self._scheduler.wake_at)
+                if changed.done():
+                    self._changed.clear()
+                    changed = asyncio.create_task(self._changed.wait())
                 await self._take_reports()
                 self._wake()
-            if not committing.done() and not self._leaves_running:
+            self._is_ending = True
+            if not committing.done() and not self.leaves_running:
                 await self._shut_down()
         finally:
-            for task in (stopping, *self._receiving.values()):
+            for task in (stopping, changed, *self._receiving.values()):
                 task.cancel()
             await self._last_commit(committing)
-            if self._leaves_running:
+            if self.leaves_running:
                 for _, port in self._executors:
                     await port.leave()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +20,7 @@ from carpool.core.model import JobId
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
+from carpool.logs import log_event
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
 from carpool.runtime.executor.reports import Gone, Report
 from carpool.runtime.remote.lending import Lender
@@ -32,6 +34,9 @@ _MARGIN_S = 2.0  # beyond the lease, before a member counts as lost: for the tic
 _MARGIN_SHARE = 0.25
 _RETRY_S = 1.0
 _MIN_REQUEST_S = 5.0  # for a request for files
+_log = logging.getLogger(__name__)
+
+EnsureAgent = Callable[[Host], Awaitable[Host]]  # starts the agent of a host if it can; how it is reached now
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,15 @@ class RemoteAccess:
 
     max_restarts = sys.maxsize  # a member that is away is waited for
 
-    def __init__(self, host: Host, settings: RemoteSettings, there: Path | None) -> None:
+    def __init__(
+        self, host: Host, settings: RemoteSettings, facts: AgentFacts | None, ensure: EnsureAgent = ensure_agent
+    ) -> None:
         self.found: Member | None = None
         self._host = host
         self._settings = settings
-        self._there = there  # state folder of the agent; None until it is reached for the first time
+        self._facts = facts  # None until the agent is reached for the first time
+        self._ensure = ensure
+        self._trouble = ""  # why it cannot be used
         self._has_started = False
         self._ready: RemoteMember | None = None  # started while the loop went on
         self._in_hand: JobId | None = None  # of the executor that died last
@@ -79,7 +88,7 @@ class RemoteAccess:
         while True:
             try:
                 facts = await agent_facts(self._host)
-                is_usable = facts.is_running and self._there is not None
+                is_usable = facts.is_running and self._facts is not None
                 return await self._member(claims, fresh=False) if is_usable else None
             except InputError as error:
                 if self._settings.clock() > lost_at:
@@ -95,7 +104,7 @@ class RemoteAccess:
         if self._ready is not None:
             ready, self._ready = self._ready, None
             return ready
-        if self._there is None:
+        if self._facts is None:
             raise Unreachable("it cannot be reached yet", AbsentMember(self._appear))
         if self._has_started:
             raise Unreachable("its executor is started again", AbsentMember(lambda: self._restart(claims)))
@@ -103,7 +112,7 @@ class RemoteAccess:
             return await self._member(claims, fresh=True)
         except InputError as error:
             if self.found is not None:  # it has no node yet
-                self._there = None
+                self._facts = None
                 raise Unreachable(str(error), AbsentMember(self._appear)) from None
             if not claims.is_known:
                 raise
@@ -111,22 +120,39 @@ class RemoteAccess:
 
     async def _appear(self) -> None:
         """Wait until the host can be reached for the first time, and learn which devices it has."""
-        while self._there is None:
+        while self._facts is None:
             try:
-                await ensure_agent(self._host)
-                facts = await agent_facts(self._host)
-            except (CarpoolError, OSError):
-                await asyncio.sleep(_RETRY_S)
-            else:
-                self.found, self._there = Member(self._host.name, facts.devices, facts.supplies), facts.state
+                await self._reach()
+            except (CarpoolError, OSError) as error:
+                await self._wait_for_change(error)
 
     async def _restart(self, claims: ClaimSource) -> None:
-        """Start a fresh executor as soon as the host can be reached."""
+        """Start a fresh executor as soon as the host can be reached; one with other devices is a new member first."""
         while self._ready is None:
             try:
+                if await self._reach():
+                    return
                 self._ready = await self._member(claims, fresh=True)
-            except (CarpoolError, OSError):
-                await asyncio.sleep(_RETRY_S)
+            except (CarpoolError, OSError) as error:
+                await self._wait_for_change(error)
+
+    async def _reach(self) -> bool:
+        """Reach the agent, which may be another one than before; whether its devices are not those known."""
+        self._host = await self._ensure(self._host)
+        before, self._facts = self._facts, await agent_facts(self._host)
+        self._trouble = ""
+        if before is not None and before.devices == self._facts.devices:
+            return False
+        self.found = Member(self._host.name, self._facts.devices, self._facts.supplies)
+        self._has_started = False
+        return True
+
+    async def _wait_for_change(self, error: Exception) -> None:
+        """Wait before the next attempt; a host that is there and cannot be used is logged once."""
+        if str(error) != self._trouble and isinstance(error, InputError) and not isinstance(error, HostUnreachable):
+            log_event(_log, "member_unusable", level=logging.WARNING, executor=self._host.name, reason=str(error))
+        self._trouble = str(error)
+        await asyncio.sleep(_RETRY_S)
 
     def job_in_hand(self) -> JobId | None:
         """The job that the last executor was handling when it died, named once: one loss takes two replacements."""
@@ -172,11 +198,12 @@ class RemoteAccess:
                 claims.outnumbered(refused.epoch)
 
     def _claim_for(self, claim: Claim) -> Claim:
-        assert self._there is not None, "an executor is claimed on a host that was reached"
-        marker = str(ExecutorSocket(self._there / "executor").job_marker)
+        assert self._facts is not None, "an executor is claimed on a host that was reached"
+        there = self._facts.state
+        marker = str(ExecutorSocket(there / "executor").job_marker)
         options = replace(claim.options, on_orphan="wait", orphan_s=self._settings.orphan_s, job_marker=marker)
         lease_s = self._settings.lease_s
-        return replace(claim, state=self._there, options=options, silence_s=lease_s * _SILENCE_SHARE, lease_s=lease_s)
+        return replace(claim, state=there, options=options, silence_s=lease_s * _SILENCE_SHARE, lease_s=lease_s)
 
     async def _reclaim(self, claims: ClaimSource, before: ExecutorClient, stored: int) -> ExecutorClient | None:
         """Claim the executor of a broken connection again; None if it has exited."""
@@ -260,13 +287,18 @@ async def examine_hosts(hosts: HostsFile) -> list[HostFinding]:
             facts = await agent_facts(host)
         except InputError as error:
             return HostFinding(host.name, is_there=False, found=str(error))
-        versions = facts.versions
-        words = [f"carpool {versions.carpool}", f"Python {versions.python}", f"torch {versions.torch}"]
-        words += [f"driver {facts.drivers}"] if facts.drivers else []
-        words.append(", ".join(f"{device.name} ({device.kind})" for device in facts.devices))
-        return HostFinding(host.name, is_there=True, found="; ".join(words))
+        return describe_host(host.name, facts)
 
     return list(await asyncio.gather(*[examine(host) for host in hosts.hosts]))
+
+
+def describe_host(name: str, facts: AgentFacts) -> HostFinding:
+    """A host that can be used: its versions, driver and devices."""
+    versions = facts.versions
+    words = [f"carpool {versions.carpool}", f"Python {versions.python}", f"torch {versions.torch}"]
+    words += [f"driver {facts.drivers}"] if facts.drivers else []
+    words.append(", ".join(f"{device.name} ({device.kind})" for device in facts.devices))
+    return HostFinding(name, is_there=True, found="; ".join(words))
 
 
 async def check_jobs(hosts: HostsFile, state: Path, jobs: Sequence[ListedJob]) -> None:
@@ -300,13 +332,12 @@ async def remote_members(
 
     async def member(host: Host) -> FleetMember:
         try:
-            await ensure_agent(host)
-            facts = await agent_facts(host)
+            facts = await agent_facts(await ensure_agent(host))
         except HostUnreachable:
             if not may_be_away:
                 raise
             return FleetMember(Member(host.name, ()), RemoteAccess(host, settings, None))
-        return FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts.state))
+        return FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts))
 
     found = await asyncio.gather(*[member(host) for host in hosts.hosts])
     if not any(each.member.devices for each in found):

@@ -1,0 +1,259 @@
+"""Ray engine: one agent per node of a Ray cluster, each launched by a detached actor that holds the node's GPUs.
+
+Ray itself runs in the driver's process, which is started again when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carpool.core.errors import InputError
+from carpool.jobs.hosts_file import Host
+from carpool.runtime.remote.remote_link import HostUnreachable
+
+_DRIVER = "carpool.backends.engines.ray_driver"
+_CONNECT_S = 10.0
+_END_S = 30.0  # for a driver whose stream was closed
+_LOG_TAIL = 600  # characters
+_MAX_NAME = 60
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """A node of a Ray cluster that is alive."""
+
+    id: str
+    host: str
+    gpus: float
+    cpus: float
+    member: str = ""  # as an earlier scheduler named it
+
+
+class DriverFailed(HostUnreachable):
+    """The driver ended, or Ray does not do what was asked."""
+
+
+class RayDriver:
+    """The driver's process: answers requests as futures, which belong to no event loop."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _DRIVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the scheduler, which still needs Ray to end the agents
+            )
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._number = 0
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def request(self, do: str, **values: Any) -> Future[Any]:
+        """Send a request; its future raises InputError for one that Ray refuses, DriverFailed if the driver ends."""
+        assert self._process.stdin is not None, "it is a pipe"
+        future: Future[Any] = Future()
+        with self._lock:
+            self._number += 1
+            self._waiting[self._number] = future
+            try:
+                self._process.stdin.write(json.dumps({"id": self._number, "do": do, **values}) + "\n")
+                self._process.stdin.flush()
+            except (OSError, ValueError):
+                del self._waiting[self._number]
+                future.set_exception(self._ended())
+        return future
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None, "it is a pipe"
+        for line in self._process.stdout:
+            found = json.loads(line)
+            with self._lock:
+                future = self._waiting.pop(found["id"])
+            if "kind" in found:
+                future.set_exception(_error(found))
+            else:
+                future.set_result(found["answer"])
+        self._process.wait()
+        with self._lock:
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for future in waiting:
+            future.set_exception(self._ended())
+
+    def _ended(self) -> DriverFailed:
+        tail = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LOG_TAIL:]
+        return DriverFailed(
+            f"the connection to Ray was lost: {tail}", where="--engine ray", way_out=f"Read {self._log}."
+        )
+
+    def close(self) -> None:
+        """End the process, and a local Ray that it started."""
+        assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"  # noqa: PT018
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reading.join()
+        self._process.stdout.close()
+
+
+def _error(found: Mapping[str, str]) -> InputError:
+    kind, text = found["kind"], found["error"]
+    if kind == "error":
+        return InputError(text, where="--engine ray")
+    problem = "Ray does not start its actor in time: are its GPUs or cores in use?" if kind == "timeout" else text
+    return DriverFailed(problem, where="--engine ray", way_out="See `ray status`.")
+
+
+class RayEngine:
+    """The nodes of a Ray cluster that have devices; `address` empty: the cluster of this machine, or a local one."""
+
+    def __init__(self, state: Path, address: str = "", devices: str = "") -> None:
+        self._log = state / "ray-driver.log"
+        self._address = address
+        self._devices = devices  # of each node, as --devices
+        self._driver: RayDriver | None = None
+        self._nodes: dict[str, RayNode] = {}  # by member, of those that are alive
+        self._has_gpus = devices.startswith("cuda")
+        self._size = 1.0  # GPUs, or cores, of the smallest node
+        self._started: set[str] = set()  # members with an actor
+        self._left_running: frozenset[str] | None = None
+
+    async def find(self) -> Sequence[str]:
+        alive = [RayNode(**each) for each in await self._ask("nodes")]
+        self._has_gpus |= not self._devices and any(node.gpus for node in alive)
+        usable = [node for node in alive if (node.gpus if self._has_gpus else node.cpus)]
+        self._nodes = name_nodes(self._nodes, usable)
+        self._size = min((node.gpus if self._has_gpus else node.cpus for node in usable), default=self._size)
+        if self._left_running is None:
+            self._left_running = frozenset(name for name, node in self._nodes.items() if node.member)
+        return tuple(self._nodes)
+
+    @property
+    def left_running(self) -> frozenset[str]:
+        return self._left_running or frozenset()
+
+    def node_id(self, name: str) -> str:
+        """Ray's name of the node that a member runs on; empty if it is gone."""
+        return self._nodes[name].id if name in self._nodes else ""
+
+    async def start(self, name: str) -> Host:
+        if (node := self._nodes.get(name)) is None:
+            raise HostUnreachable("its Ray node is gone", where=f"node {name!r}", way_out="See `ray status`.")
+        self._started.add(name)
+        sizes = {"gpus": node.gpus if self._has_gpus else 0.0, "cpus": node.cpus}
+        found = await self._ask("start", node=node.id, member=name, devices=self._devices, **sizes)
+        return Host(name, found["address"], found["port"], found["token"], tls=found["tls"])
+
+    async def release(self, name: str) -> None:
+        self._started.discard(name)
+        if (node := self._nodes.get(name)) is not None:
+            await self._ask("release", node=node.id)
+
+    async def request(self, nodes: int) -> None:
+        await self._ask("request", bundles=[{"GPU" if self._has_gpus else "CPU": self._size}] * nodes)
+
+    def close(self, *, keep: Callable[[str], bool] = lambda name: False) -> None:
+        driver, self._driver = self._driver, None
+        if driver is None:
+            return
+        ending = [name for name in self._started if name in self._nodes and not keep(name)]
+        asked = [driver.request("release", node=self._nodes[name].id) for name in ending]
+        if ending:
+            asked.append(driver.request("request", bundles=[]))
+        for future in asked:
+            future.exception()  # waits; what Ray has lost needs no end
+        driver.close()
+
+    async def _ask(self, do: str, **values: Any) -> Any:
+        if self._driver is None or not self._driver.is_alive:
+            await asyncio.to_thread(self._connect)
+        assert self._driver is not None, "it was just connected"
+        return await asyncio.wrap_future(self._driver.request(do, **values))
+
+    def _connect(self) -> None:
+        check_installed()
+        if self._address:
+            check_address(self._address)
+        self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        driver = RayDriver(self._log)
+        try:
+            found = driver.request("connect", address=self._address).result()
+        except InputError as error:
+            driver.close()
+            problem = f"cannot connect to Ray at {self._address or 'this machine'}: {error}"
+            raise type(error)(problem, where="--engine ray", way_out=_way_out(str(error))) from None
+        if self._address:
+            self._address = found["address"]
+        self._driver = driver
+
+
+def _way_out(problem: str) -> str:
+    if "ersion mismatch" in problem:
+        return "Install the same Ray and Python here as on the cluster."
+    return "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints."
+
+
+def check_installed() -> None:
+    """InputError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError("--engine ray needs ray, which is not installed", way_out="pip install 'carpool[ray]'")
+
+
+def check_address(address: str) -> None:
+    """InputError for an address at which nothing listens, without the half minute that Ray tries for."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    way_out = "Write HOST:PORT, as `ray start --head` prints it; carpool runs on a machine of that cluster."
+    if not host or not port.isdecimal() or "/" in address:
+        raise InputError(f"--ray-address {address!r}", way_out=way_out)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise HostUnreachable(f"--ray-address {address}: nothing listens there ({error})", way_out=way_out) from None
+
+
+def name_nodes(before: Mapping[str, RayNode], alive: Sequence[RayNode]) -> dict[str, RayNode]:
+    """Name nodes after their hosts; a second one on a host is ``host-2``. A node keeps its name as long as it lives."""
+    ids = {node.id: node for node in alive}
+    named = {name: ids[node.id] for name, node in before.items() if node.id in ids}
+    known = {node.id for node in named.values()}
+    fresh = sorted((node for node in alive if node.id not in known), key=lambda node: (not node.member, node.host))
+    for node in fresh:
+        name = node.member if node.member and node.member not in named else _free_name(node.host, named)
+        named[name] = node
+    return named
+
+
+def _free_name(host: str, taken: Mapping[str, RayNode]) -> str:
+    base = re.sub(r"[^\w.\-]", "-", host, flags=re.ASCII).lstrip("._-")[:_MAX_NAME] or "node"
+    base = "node-local" if base == "local" else base
+    number = 1
+    while (name := base if number == 1 else f"{base}-{number}") in taken:
+        number += 1
+    return name

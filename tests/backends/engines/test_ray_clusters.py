@@ -1,0 +1,174 @@
+"""Jobs on real Ray clusters: over three raylets, through a lost and a joined one, and with Ray's autoscaler."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from carpool.core.model import JobId
+from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.runtime.state.checkpoint import load
+from carpool.runtime.worker.entry_loader import load_training
+from carpool.service.daemon.bootstrap import DaemonInstance
+from carpool.testing.reference import plain_loop
+from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
+from tests.support.fleet_rig import ShiftedClock, until
+from tests.support.ray_rig import ENVIRONMENT, RayletCluster, autoscaling_cluster, become, ray_daemon, three_raylets
+
+pytest.importorskip("ray", reason="needs the extra ray")
+
+LEASE_S = 300.0  # ends by no delay of a loaded machine
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+GATED = """
+import time
+from dataclasses import replace
+from pathlib import Path
+from jobs import tiny
+
+def gated(seed, gate):
+    training = tiny(seed=seed, steps=6, step_s=0.0)
+
+    def wait(model, step):
+        training.after_update(model, step)
+        while step == 3 and not Path(gate).exists():
+            time.sleep(0.02)
+
+    return replace(training, after_update=wait)
+"""
+ONE_STEP = """
+import torch
+from carpool.runtime.engine.stop_criteria import Stop
+from dataclasses import replace
+from jobs import tiny
+
+def one_step():
+    training = tiny(seed=5, steps=1, step_s=0.0)
+    for module in training.model:
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # masks are drawn per device
+    return replace(training, optimizer=torch.optim.SGD(training.model.parameters(), lr=1.0))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def wide_jobs(folder: Path) -> tuple[ListedJob, ...]:
+    """Over three nodes: an example in exact mode, and one step in default mode."""
+    (folder / "digits.py").write_bytes((EXAMPLES / "digits.py").read_bytes())
+    (folder / "one_step.py").write_text(ONE_STEP, encoding="utf-8")
+    across = "devices = 3\nmax_nodes = 3\n"
+    small = "args = { channels = 4, epochs = 1 }\nexact = true\n"
+    tables = [
+        f'[[job]]\nname = "digits"\nentry = "digits.py:cnn"\n{small}{across}',
+        f'[[job]]\nname = "step"\nentry = "one_step.py:one_step"\n{across}',
+    ]
+    (folder / "wide.toml").write_text("\n".join(tables), encoding="utf-8")
+    return read_jobs(folder / "wide.toml").jobs
+
+
+def gated_jobs(folder: Path, count: int, gate: Path) -> tuple[ListedJob, ...]:
+    """Jobs that wait after their third step until a file exists: nothing depends on how quick they are."""
+    folder.mkdir(exist_ok=True)
+    (folder / "jobs.py").write_text(SLOW_TRAINING, encoding="utf-8")
+    (folder / "gated.py").write_text(GATED, encoding="utf-8")
+    tables = [
+        f'[[job]]\nname = "job-{number}"\nentry = "gated.py:gated"\nexact = true\n'
+        f'args = {{ seed = {number}, gate = "{gate}" }}\n'
+        for number in range(count)
+    ]
+    (folder / "jobs.toml").write_text("\n".join(tables), encoding="utf-8")
+    return read_jobs(folder / "jobs.toml").jobs
+
+
+def digest_alone(folder: Path, job: ListedJob) -> str:
+    training = load_training(job.program.entry, job.program.args, folder=folder)
+    return plain_loop(training, shards=job.program.shards).digest
+
+
+def node_of(daemon: DaemonInstance, job: str) -> str:
+    held = daemon.scheduler.jobs[JobId(job)].desired if JobId(job) in daemon.scheduler.jobs else None
+    return "" if held is None else daemon.scheduler.cluster.node_of(next(iter(held.devices()))).name
+
+
+def live_nodes(daemon: DaemonInstance) -> list[str]:
+    lost = daemon.scheduler.snapshot().occupancy.lost
+    return [node.name for node in daemon.scheduler.cluster.nodes if node.id not in lost]
+
+
+def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
+    tmp_path: Path,
+) -> None:
+    state, gate, clock = tmp_path / "state", tmp_path / "gate", ShiftedClock()
+    jobs, wide = gated_jobs(tmp_path / "code", 30, gate), wide_jobs(tmp_path / "code")
+    lost_devices: set[int] = set()
+
+    async def main(cluster: RayletCluster, raylet: list[str]) -> None:
+        async with ray_daemon(state, cluster.address, lease_s=LEASE_S, clock=clock) as (daemon, engine):
+            assert len(live_nodes(daemon)) == 3
+            await daemon.loop.submit(wide)
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            await daemon.loop.submit(jobs)
+            await asyncio.to_thread(cluster.add)
+            await until(daemon, lambda: len(live_nodes(daemon)) == 4)
+            victim = next(name for name in live_nodes(daemon) if engine.node_id(name) == raylet[0])
+            await until(daemon, lambda: any(node_of(daemon, job.spec.id) == victim for job in jobs))
+            lost_devices.update(*[node.devices for node in daemon.scheduler.cluster.nodes if node.name == victim])
+            await asyncio.to_thread(cluster.kill, raylet[0])
+            clock.advance(2 * LEASE_S)
+            await until(daemon, lambda: victim not in live_nodes(daemon))
+            gate.touch()
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+
+    with three_raylets() as (cluster, raylet):
+        asyncio.run(main(cluster, raylet))
+    entries = read(state)
+    check_journal(entries, [job.spec.id for job in (*wide, *jobs)])
+    found = outcomes(entries)
+    exact = [job for job in (*wide, *jobs) if job.program.exact]
+    assert {job.spec.id: found[job.spec.id].digest for job in exact} == {
+        job.spec.id: digest_alone(tmp_path / "code", job) for job in exact
+    }
+    training = load_training("one_step.py:one_step", {}, folder=tmp_path / "code")
+    plain_loop(training)
+    (path,) = (state / "jobs" / "step" / "checkpoints").glob("step-*.ckpt")
+    for name, value in load(path)["model"].items():
+        torch.testing.assert_close(value, training.model.state_dict()[name], rtol=1e-5, atol=1e-7)
+    changes = [change for entry in entries if (planned := entry.record.planned) for change in planned.changes]
+    assert all(change.allocation for change in changes), "jobs elsewhere are never released"
+    on_lost = {each.job for each in changes if each.allocation and lost_devices & {*each.allocation.devices()}}
+    again = {job.spec.id for job in jobs if steps_made(state, job.spec.id) != dict.fromkeys(range(1, 7), 1)}
+    assert again <= on_lost, "only jobs of the killed raylet made steps again"
+
+
+def test_an_idle_node_is_released_and_demand_brings_one_back(tmp_path: Path) -> None:
+    state, gate = tmp_path / "state", tmp_path / "gate"
+    jobs = gated_jobs(tmp_path / "code", 3, gate)
+
+    async def main() -> None:
+        async with ray_daemon(state, address, lease_s=LEASE_S, idle_s=0.5) as (daemon, engine):
+            (first,) = live_nodes(daemon)
+            node = engine.node_id(first)
+            await until(daemon, lambda: not live_nodes(daemon))
+            await become(lambda: engine.node_id(first) != node)  # Ray has removed the node
+            await daemon.loop.submit(jobs)
+            await until(daemon, lambda: len(live_nodes(daemon)) == 2)
+            gate.touch()
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            await until(daemon, lambda: not live_nodes(daemon))
+            await become(lambda: not any(engine.node_id(name) for name in (first, f"{first}-2")))
+
+    with autoscaling_cluster(most=2) as address:
+        asyncio.run(main())
+    entries = read(state)
+    check_journal(entries, [job.spec.id for job in jobs])
+    found = outcomes(entries)
+    assert {job.spec.id: found[job.spec.id].digest for job in jobs} == {
+        job.spec.id: digest_alone(tmp_path / "code", job) for job in jobs
+    }
