@@ -212,15 +212,20 @@ class Cluster:
 
     def joined(self, name: str, banks: Iterable[tuple[str, int, int]], resources: HostResources = UNKNOWN) -> Cluster:
         """A cluster with one more node, of (kind, number of devices, memory of each) banks."""
-        first = self.num_devices
-        built: list[Bank] = []
-        for kind, size, memory_bytes in banks:
-            built.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
-            first += size
-        node = Node(NodeId(len(self.nodes)), name, tuple(built), resources)
-        return Cluster((*self.nodes, node), self.links, self.max_nodes)
+        return self.with_nodes([(name, banks, resources)])
+
+    def with_nodes(self, nodes: Iterable[tuple[str, Iterable[tuple[str, int, int]], HostResources]]) -> Cluster:
+        """A cluster with more nodes, each of a name, banks and host resources."""
+        first, built = self.num_devices, list(self.nodes)
+        for name, given, resources in nodes:
+            banks: list[Bank] = []
+            for kind, size, memory_bytes in given:
+                banks.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
+                first += size
+            built.append(Node(NodeId(len(built)), name, tuple(banks), resources))
+        return replace(self, nodes=tuple(built))
 
     def with_resources(self, node: NodeId, resources: HostResources) -> Cluster:
         nodes = list(self.nodes)
         nodes[node] = replace(nodes[node], resources=resources)
-        return Cluster(tuple(nodes), self.links, self.max_nodes)
+        return replace(self, nodes=tuple(nodes))

@@ -94,6 +94,7 @@ class ClusterState:
         self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # by device
         self.drained: dict[NodeId, bool] = {}  # nodes that an operator took out: whether they are lost, too
         self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, perhaps already over
+        self.unsettled: set[JobId] = set()  # jobs that hold, or did when last heard, other devices than they should
         self.followed: list[Fact] = []
         self._estimator = estimator
         self._admission = Admission(self.ended)
@@ -204,6 +205,10 @@ class ClusterState:
 
     def _store(self, job: Job) -> None:
         self.jobs[job.spec.id] = job
+        if job.observed is not job.desired and job.observed != job.desired:
+            self.unsettled.add(job.spec.id)
+        elif self.unsettled:
+            self.unsettled.discard(job.spec.id)
         self.order.put(job)
 
     def _vacate(self, job: Job) -> None:
@@ -226,6 +231,7 @@ class ClusterState:
         phase = lifecycle.next_phase(job, transition)
         self._vacate(job)
         del self.jobs[job.spec.id]
+        self.unsettled.discard(job.spec.id)
         self.ended[job.spec.id] = phase
         for name in self._admission.next_after(job.spec):
             other = self.jobs.get(name)

@@ -56,6 +56,7 @@ class FleetAccess:
         self._tell = tell
         self._restarts: dict[str, list[float]] = {}
         self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
+        self._owners: dict[str, str] = {}  # members by the names of their nodes, as they are asked for
         self.nodes: dict[str, MemberNode] = {}
         cluster = scheduler.cluster
         for name, each in self._members.items():
@@ -72,7 +73,9 @@ class FleetAccess:
     def owner(self, device: DeviceId) -> str:
         """The member that has a device."""
         node = self._scheduler.cluster.node_of(device).name
-        return next(name for name in self._members if is_of(node, name))
+        if node not in self._owners:
+            self._owners[node] = next(name for name in self._members if is_of(node, name))
+        return self._owners[node]
 
     async def start(self) -> Mapping[str, MemberStart]:
         """Claim the executors that an earlier daemon left running, and start the others."""
