@@ -263,6 +263,12 @@ def jobs_of(count: int) -> list[JobSpec]:
     return found
 
 
+def journal_size(folder: Path) -> tuple[int, int]:
+    """Bytes and records of the accept log, one of the two equal copies of a journal."""
+    log = (folder / "accepted.log").read_bytes()
+    return len(log), log.count(b"\n") - 1
+
+
 async def measure(members: int, jobs: int, seconds: float, report_s: float, policy: str) -> dict[str, Any]:
     """One size."""
     world, random = World(seconds, report_s), Random(1)
@@ -312,9 +318,7 @@ async def measure(members: int, jobs: int, seconds: float, report_s: float, poli
         await daemon.run(half)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
         await asyncio.gather(*tasks, return_exceptions=True)
-        size = sum(each.stat().st_size for each in Path(folder).glob("*") if each.is_file())
-        log = (Path(folder) / "accepted.log").stat().st_size
-        records = daemon.store._next - 1
+        log_bytes, records = journal_size(Path(folder))
         finished = sum(account.phase.is_over for account in daemon.observers.accounting.accounts.values())
         daemon.close()
     plans = sorted(timed.seconds)
@@ -338,8 +342,8 @@ async def measure(members: int, jobs: int, seconds: float, report_s: float, poli
         "finished": finished,
         "lost_jobs": lost.get("jobs", 0),
         "records": records,
-        "journal_bytes": size,
-        "log_bytes_per_record": round(log / max(1, records)),
+        "log_bytes": log_bytes,
+        "log_bytes_per_record": round(log_bytes / max(1, records)),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
 

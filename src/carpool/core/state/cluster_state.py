@@ -25,6 +25,7 @@ from carpool.core.messages import (
     JobResumed,
     JobSubmitted,
     LimitsChanged,
+    LinkMeasured,
     NodeDrained,
     NodeJoined,
     NodeLost,
@@ -47,7 +48,7 @@ from carpool.core.queue import Admission, Queue, RunningJobs
 from carpool.core.state.job_order import JobOrder
 from carpool.core.state.reconcile import is_current
 from carpool.core.state.state_snapshot import StateSnapshot
-from carpool.core.topology import Cluster, Node
+from carpool.core.topology import Cluster, Link, Node
 
 
 def apply_changes(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequence[Change], most: float) -> None:
@@ -118,6 +119,7 @@ class ClusterState:
             NodeLost: self._on_node_lost,
             NodeDrained: self._on_node_drained,
             NodeUndrained: self._on_node_undrained,
+            LinkMeasured: self._on_link_measured,
             OutsidersSeen: self._on_outsiders,
             Woke: lambda at, fact, orders: True,
         }
@@ -420,6 +422,13 @@ class ClusterState:
             self._take_off(at, self.jobs[job], transition, words, orders)
         self._leave({device: seen for device, seen in self.outsiders.items() if device not in node.devices})
         self.occupancy.lose(node)
+
+    def _on_link_measured(self, at: float, fact: LinkMeasured, orders: list[Order]) -> bool:
+        if not fact.bytes_per_s or self._node_named(fact.one) is None or self._node_named(fact.other) is None:
+            return False
+        link = Link((fact.one, fact.other), fact.bytes_per_s, fact.latency_s)
+        self.occupancy.cluster = self.cluster.with_link(link)
+        return True
 
     def _on_outsiders(self, at: float, fact: OutsidersSeen, orders: list[Order]) -> bool:
         if not 0 <= fact.device < self.cluster.num_devices or fact == self.outsiders.get(fact.device):

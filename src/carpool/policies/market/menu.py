@@ -121,7 +121,14 @@ def rate_when_spread(view: Snapshot, job: Job, offer: Offer) -> OptionRate:
     tight = _tight(view.cluster, offer).groups
     (kind, count), *others = tight
     groups = tuple(sorted([(kind, count // 2), (kind, count - count // 2), *others])) if count > 1 else tight
-    return OptionRate(view.estimates.rate(job.spec, Placement(groups)).mean)
+    path = view.cluster.fastest_path() if len(groups) > 1 else None
+    return OptionRate(view.estimates.rate(job.spec, Placement(groups, path=path)).mean)
+
+
+def rate_on_nodes(view: Snapshot, job: Job, held: Allocation) -> float:
+    """The estimated rate on whole devices, over the links between their nodes."""
+    placement = view.cluster.placement(held)
+    return view.estimates.rate(job.spec, Placement(placement.groups, 1.0, held.batch_size, path=placement.path)).mean
 
 
 def _holdings(
@@ -146,6 +153,8 @@ def _holdings(
 
 def _holding(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Held:
     shape = shape_of(view.cluster, held)
+    if view.cluster.links and not view.estimates.tunes_batches and len(view.cluster.nodes_of(held)) > 1:
+        return Held(held, like, shape, rate_on_nodes(view, job, held))
     tight = len(held.shares) == 1 or _is_tight(view.cluster, held, shape)
     return Held(held, like, shape, None if tight else rate_when_spread(view, job, shape).rate)
 
@@ -295,10 +304,15 @@ def _is_tight(cluster: Cluster, allocation: Allocation, shape: Offer) -> bool:
 
 
 def _tight(cluster: Cluster, offer: Offer) -> Placement:
-    """An offer on as few nodes as possible."""
+    """An offer on as few nodes as possible, over the fastest link."""
     if len(offer.groups) == 1:
-        return placed_on(cluster, *offer.groups[0])
-    return Placement(tuple(sorted([part for group in offer.groups for part in placed_on(cluster, *group).groups])))
+        placement = placed_on(cluster, *offer.groups[0])
+    else:
+        parts = [part for group in offer.groups for part in placed_on(cluster, *group).groups]
+        placement = Placement(tuple(sorted(parts)))
+    if len(placement.groups) > 1 and (path := cluster.fastest_path()) is not None:
+        return replace(placement, path=path)
+    return placement
 
 
 def _offers(

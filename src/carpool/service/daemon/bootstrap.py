@@ -28,6 +28,7 @@ from carpool.core.messages import (
     JobCancelled,
     JobFailed,
     JobFinished,
+    LinkMeasured,
     NodeJoined,
     Observer,
     Order,
@@ -47,6 +48,7 @@ from carpool.runtime.executor.reports import Report
 from carpool.service.daemon.executor_access import ExecutorAccess, FleetMember, PersistentExecutor
 from carpool.service.daemon.fleet_access import FleetAccess
 from carpool.service.daemon.halving_control import HalvingControl
+from carpool.service.daemon.link_survey import LinkSurvey
 from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.notifications import JobEnd, Notifier
 from carpool.service.daemon.profile_store import ProfileSource, ProfileStore, SharedProfiles
@@ -154,6 +156,7 @@ class DaemonInstance:
         told = self.notices.append
         self._fleet = FleetAccess(options.fleet(), store, self.scheduler, options.options, self._commit, told)
         self.names = self._fleet.names
+        self._survey = LinkSurvey(self.scheduler, self._fleet.measure_link, self._apply_link)
         self._over: list[JobId] = []  # their records are not durable yet
         self._notifier = Notifier(options.state, self._tell, pass_env=options.options.pass_env)
         self._retention = CheckpointRetention(
@@ -301,11 +304,14 @@ class DaemonInstance:
                 self._announce(job)
         self.loop.proceed()
         first, self._first = self._first, []
-        clearing = asyncio.create_task(self._retention.run())
+        beside = [asyncio.create_task(self._retention.run())]
+        if self._fleet.measures_links:
+            beside.append(asyncio.create_task(self._survey.run()))
         try:
             await self.loop.run([*first, *facts], jobs)
         finally:
-            clearing.cancel()
+            for task in beside:
+                task.cancel()
             await self._notifier.close()
             for job in self.scheduler.jobs:
                 self._profiles.save(job, self.recovered.programs.get(job))
@@ -322,8 +328,10 @@ class DaemonInstance:
 
     def record(self, record: Record) -> None:
         for fact in record.facts:
-            if isinstance(fact, NodeJoined):
+            if isinstance(fact, NodeJoined | LinkMeasured):
                 self.observers.estimator.cluster = self.observers.allocations.cluster = self.scheduler.cluster
+                if isinstance(fact, NodeJoined):
+                    self._survey.joined(fact.name)
             elif isinstance(fact, JobFinished | JobFailed | JobCancelled):
                 self._over.append(fact.job)
             elif isinstance(fact, PolicyChanged) and fact.fault:
@@ -357,6 +365,9 @@ class DaemonInstance:
 
     def _tell(self, job: JobId, words: str) -> None:
         self.loop.tell(job, words)
+
+    async def _apply_link(self, fact: LinkMeasured) -> None:
+        await self.loop.apply(fact)
 
     def _on_submit(self, jobs: Sequence[ListedJob]) -> None:
         self.recovered.programs.update({spec.id: program for spec, program in jobs})

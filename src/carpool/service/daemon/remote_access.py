@@ -16,12 +16,14 @@ from carpool.backends.remote_member import RemoteMember
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.messages import Order
 from carpool.core.model import JobId
+from carpool.core.topology import Path as LinkPath
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
 from carpool.runtime.executor.reports import Gone, Report
 from carpool.runtime.remote.lending import Lender
+from carpool.runtime.remote.link_probe import request_measurement
 from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable, RemoteFiles, connect
 from carpool.runtime.remote.remote_protocol import lending_token
 from carpool.runtime.remote.remote_start import ensure_agent
@@ -127,6 +129,11 @@ class RemoteAccess:
                 self._ready = await self._member(claims, fresh=True)
             except (CarpoolError, OSError):
                 await asyncio.sleep(_RETRY_S)
+
+    async def measure_link(self, other: str) -> LinkPath | None:
+        """Let this host measure the link to another member; None if it cannot."""
+        peer = self._settings.lenders.get(other)
+        return None if peer is None else await request_measurement(self._host, peer.host)
 
     def job_in_hand(self) -> JobId | None:
         """The job that the last executor was handling when it died, named once: one loss takes two replacements."""
@@ -305,8 +312,10 @@ async def remote_members(
         except HostUnreachable:
             if not may_be_away:
                 raise
-            return FleetMember(Member(host.name, ()), RemoteAccess(host, settings, None))
-        return FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts.state))
+            absent = RemoteAccess(host, settings, None)
+            return FleetMember(Member(host.name, ()), absent, absent.measure_link)
+        access = RemoteAccess(host, settings, facts.state)
+        return FleetMember(Member(host.name, facts.devices, facts.supplies), access, access.measure_link)
 
     found = await asyncio.gather(*[member(host) for host in hosts.hosts])
     if not any(each.member.devices for each in found):
