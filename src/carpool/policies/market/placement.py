@@ -139,7 +139,8 @@ def _best_linked(draft: Draft, job: Job, kind: Kind, count: int, runs: Runs) -> 
     free, held = draft.occupancy, job.desired
     found = [runs, *linked(free, kind, count, free.cluster.nodes_for(job.spec))]
     rates = [rate_on_nodes(draft.view, job, Allocation.exclusive(each)) for each in found]
-    best = max(range(len(found)), key=lambda place: rates[place])
+    paths = [free.cluster.path(free.cluster.nodes_of(Allocation.exclusive(each))) for each in found]
+    best = max(range(len(found)), key=lambda place: (rates[place], paths[place] or (0.0, 0.0)))  # unknown: fastest link
     if held is not None and held.num_devices == count and all(free.is_free(device) for device in held.devices()):
         own = tuple([share.devices for share in held.shares])
         if rate_on_nodes(draft.view, job, Allocation.exclusive(own)) >= _NEARLY * rates[best]:
