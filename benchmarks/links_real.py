@@ -1,6 +1,6 @@
 """Predicts the synchronisation of jobs across machines on placements they have not run on, and measures it.
 
-    python benchmarks/links_real.py [--steps 12] [--widths 384,768]
+    python benchmarks/links_real.py [--steps 30] [--widths 512,768]
 
 Needs root: three network namespaces stand for machines of one CPU device; each has a link to a bridge, limited by
 `tc tbf` both ways to its own rate. Real agents, executors, gloo process groups and the daemon, which measures the links
@@ -19,16 +19,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from measured import save
 
 from carpool.core.draft import Draft
-from carpool.core.messages import ProgressReported, Record
-from carpool.core.model import Allocation, JobId
+from carpool.core.messages import JobCancelled, ProgressReported, Record
+from carpool.core.model import Allocation, Job, JobId
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.jobs.job_file import read_jobs
@@ -41,7 +41,7 @@ RATES = {"carpool-a": "240mbit", "carpool-b": "160mbit", "carpool-c": "48mbit"}
 TOKEN = "0123456789abcdef0123456789abcdef"
 PLACES = ((0,), (0, 1), (0, 2), (1, 2), (0, 1, 2))
 SEEN = 2  # of these, until the first job has run over a link
-WARM = 3  # reports of a placement that are left out
+WARM = 2  # reports of a placement that are left out
 PATIENCE_S = 400.0
 
 TRAINING = """
@@ -127,18 +127,26 @@ def agents(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Tour(Policy):
-    """Runs one job at a time on each placement in turn, so many steps on each."""
+    """Runs one job at a time on each placement in turn, so many steps on each at least."""
 
     steps: int
+    begun: dict[JobId, list[float]] = field(default_factory=dict)  # steps done at the start on each placement
 
     def plan(self, view: Snapshot) -> Plan:
         """The placement that follows from the steps done."""
         draft = Draft(view)
-        for job in list(view.active())[:1]:
-            wanted = Allocation.of(*PLACES[min(int(job.done) // self.steps, len(PLACES) - 1)])
-            if view.cluster.links and len(view.cluster.links) == len(MACHINES):
-                draft.assign(job, wanted)
+        for job in sorted(view.active(), key=lambda job: job.seq)[:1]:
+            begun = self.begun.setdefault(job.id, [0.0])
+            if not job.is_starting and job.done >= begun[-1] + self.steps and len(begun) < len(PLACES):
+                begun.append(job.done)
+            if len(view.cluster.links) == len(MACHINES):
+                draft.assign(job, Allocation.of(*PLACES[len(begun) - 1]))
         return draft.finish("the next placement", wake_at=view.at + 0.2)
+
+    def ended(self, jobs: Iterable[Job]) -> list[Job]:
+        """The jobs that were on all placements."""
+        over = {name for name, begun in self.begun.items() if len(begun) == len(PLACES)}
+        return [job for job in jobs if job.id in over and job.done >= self.begun[job.id][-1] + self.steps]
 
 
 class Comparison:
@@ -185,8 +193,9 @@ async def lead(folder: Path, steps: int, widths: list[int]) -> dict[str, Any]:
     hosts = [Host(name, f"10.78.0.{number + 1}", 7638, TOKEN, tls=False) for number, name in enumerate(MACHINES)]
     members = await remote_members(HostsFile(tuple(hosts), 60.0), folder / "state")
     executors = ExecutorOptions(mirror_s=2.0, grace_s=0.5, tick_s=0.02)
+    tour = Tour(steps)
     options = DaemonOptions(
-        folder / "state", (), "1", "tour", find_policy=lambda text: Tour(steps), options=executors, members=members
+        folder / "state", (), "1", "tour", find_policy=lambda text: tour, options=executors, members=members
     )
     daemon = DaemonInstance.open(options)
     comparison = Comparison(daemon)
@@ -197,6 +206,8 @@ async def lead(folder: Path, steps: int, widths: list[int]) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE_S):
         while daemon.scheduler.jobs and not running.done():  # noqa: ASYNC110 - a benchmark
             await asyncio.sleep(0.2)
+            for job in tour.ended(daemon.scheduler.jobs.values()):
+                await daemon.loop.apply(JobCancelled(job.id))
     links = {"-".join(link.ends): [round(link.bytes_per_s), link.latency_s] for link in daemon.scheduler.cluster.links}
     daemon.stop()
     await running
@@ -210,7 +221,7 @@ def write_code(code: Path, steps: int, widths: list[int]) -> None:
     (code / "spanned.py").write_text(TRAINING, encoding="utf-8")
     tables = [
         f'[[job]]\nname = "w{width}"\nentry = "spanned.py:training"\nmin_devices = 1\nmax_devices = 3\nmax_nodes = 3\n'
-        f"args = {{ width = {width}, steps = {steps * len(PLACES)} }}\n"
+        f"args = {{ width = {width}, steps = 1000000 }}\n"
         for width in widths
     ]
     (code / "jobs.toml").write_text("\n".join(tables), encoding="utf-8")
@@ -219,8 +230,8 @@ def write_code(code: Path, steps: int, widths: list[int]) -> None:
 def main() -> None:
     """Measure, inside the hub's namespace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=16, help="on each placement")
-    parser.add_argument("--widths", default="384,768", help="of the models, one job each")
+    parser.add_argument("--steps", type=int, default=30, help="on each placement")
+    parser.add_argument("--widths", default="512,768", help="of the models, one job each")
     parser.add_argument("--inside", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:

@@ -355,8 +355,8 @@ class OnlineEstimator(Estimator):
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
             known.mean += _LATEST * (report.rate - known.mean)
         self._version += 1
-        if placement.path is not None and report.step_s and report.sync_s:
-            self._spans.learn(job.spec, placement, report.step_s, report.sync_s)
+        if placement.path is not None and report.sync_s:
+            self._spans.learn(job.spec, placement, report.sync_s)
         if neighbours or placement.fraction < 1.0:
             self._groups.learn(job.spec, placement)
 
