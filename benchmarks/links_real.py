@@ -36,8 +36,8 @@ from carpool.runtime.executor.client import ExecutorOptions
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
 from carpool.service.daemon.remote_access import remote_members
 
-HUB, MACHINES = "carpool-hub", ("carpool-a", "carpool-b", "carpool-c")
-RATES = {"carpool-a": "240mbit", "carpool-b": "160mbit", "carpool-c": "48mbit"}
+HUB, MACHINES = "links-hub", ("links-a", "links-b", "links-c")
+RATES = {"links-a": "240mbit", "links-b": "160mbit", "links-c": "48mbit"}
 TOKEN = "0123456789abcdef0123456789abcdef"
 PLACES = ((0,), (0, 1), (0, 2), (1, 2), (0, 1, 2))
 SEEN = 2  # of these, until the first job has run over a link
@@ -75,15 +75,17 @@ def run(*words: object) -> None:
 
 @contextlib.contextmanager
 def machines() -> Iterator[None]:
-    """Three namespaces and a bridge between them in a fourth."""
+    """Three namespaces and a bridge between them in a fourth; only those made here are deleted."""
+    made = []
     try:
-        run("ip", "netns", "add", HUB)
+        for name in (HUB, *MACHINES):
+            run("ip", "netns", "add", name)
+            made.append(name)
         run("ip", "-n", HUB, "link", "set", "lo", "up")
         run("ip", "-n", HUB, "link", "add", "br0", "type", "bridge")
         run("ip", "-n", HUB, "addr", "add", "10.78.0.254/24", "dev", "br0")
         run("ip", "-n", HUB, "link", "set", "br0", "up")
         for number, name in enumerate(MACHINES):
-            run("ip", "netns", "add", name)
             run("ip", "link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{number}", "netns", HUB)
             run("ip", "-n", HUB, "link", "set", f"p{number}", "master", "br0")
             run("ip", "-n", HUB, "link", "set", f"p{number}", "up")
@@ -95,7 +97,7 @@ def machines() -> Iterator[None]:
                 run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
         yield
     finally:
-        for name in (*MACHINES, HUB):
+        for name in made:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
@@ -204,7 +206,7 @@ async def lead(folder: Path, steps: int, widths: list[int]) -> dict[str, Any]:
     running = asyncio.create_task(daemon.run())
     await daemon.loop.submit(jobs)
     async with asyncio.timeout(PATIENCE_S):
-        while daemon.scheduler.jobs and not running.done():  # noqa: ASYNC110 - a benchmark
+        while daemon.scheduler.jobs and not running.done():
             await asyncio.sleep(0.2)
             for job in tour.ended(daemon.scheduler.jobs.values()):
                 await daemon.loop.apply(JobCancelled(job.id))

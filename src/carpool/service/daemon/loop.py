@@ -281,11 +281,13 @@ class DaemonLoop:
         """Fold a report. A job's outcome is held back until the fact that the job ended: both are stored, or none."""
         if isinstance(report, Gone):
             raise ExecutorGone(f"the executor ended: {report.reason}")
+        held = self._held.setdefault(name, [])
         if isinstance(report, HandedOver):
             if carry:
                 self._executors.handed_over(name, report.job)
+            if not held:
+                self._set_mark(name, self._executors[name])
             return
-        held = self._held.setdefault(name, [])
         if isinstance(report, Outcome) or (held and not isinstance(report, Facts)):
             held.append(report)
             return
