@@ -10,8 +10,8 @@ from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Path, Placement
 
 _OVERHEAD_S = 0.03  # spread of what a step waits besides its transfers, before the first measurement
-_JOB_SPREAD, _PATH_SPREAD = 0.4, 0.2  # of log factors, likewise
-_NOISE = 0.15  # of one measured synchronisation, relative
+_JOB_SPREAD, _EXACT_SPREAD, _PATH_SPREAD = 0.2, 0.5, 0.1  # of log factors, likewise
+_NOISE = 0.25  # of one measured synchronisation, relative: reports are moving averages, and machines are busy
 _DRIFT = 0.02  # of a log factor from one measurement to the next
 _MOST = 3.0  # largest log of a factor
 
@@ -64,7 +64,7 @@ class SpanModel:
         base_s = self._base_s(spec, placement)
         if base_s is None or placement.path is None:
             return None
-        job, path = self._jobs.get(spec.id) or _JobTraffic(), self._paths.get(placement.path) or _PathFactor()
+        job, path = self._jobs.get(spec.id) or _new_job(spec), self._paths.get(placement.path) or _PathFactor()
         sent_s = base_s * exp(job.log + path.log)
         spread = job.overhead_var + 2.0 * sent_s * job.covariance + sent_s**2 * (job.variance + path.variance)
         mean = max(0.0, job.overhead_s) + sent_s
@@ -75,7 +75,10 @@ class SpanModel:
         base_s = self._base_s(spec, placement)
         if base_s is None or placement.path is None or sync_s <= 0.0:
             return
-        job, path = self._jobs.setdefault(spec.id, _JobTraffic()), self._paths.setdefault(placement.path, _PathFactor())
+        job, path = (
+            self._jobs.setdefault(spec.id, _new_job(spec)),
+            self._paths.setdefault(placement.path, _PathFactor()),
+        )
         job.variance += _DRIFT**2
         path.variance += _DRIFT**2
         sent_s = base_s * exp(job.log + path.log)
@@ -100,6 +103,10 @@ class SpanModel:
         if spec.exact:
             return count * (size / path.bytes_per_s + path.latency_s)
         return 2.0 * (count - 1) * (size / count / path.bytes_per_s + path.latency_s)
+
+
+def _new_job(spec: JobSpec) -> _JobTraffic:
+    return _JobTraffic(variance=(_EXACT_SPREAD if spec.exact else _JOB_SPREAD) ** 2)
 
 
 def _limited(value: float) -> float:
