@@ -13,6 +13,7 @@ from carpool.core.topology import Cluster
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.policies.baselines.nonpreemptive import Fifo
+from carpool.runtime.executor.reports import Outcome
 from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions, commit_inline
 from carpool.service.store.store import Store
 from tests.support.fake_executor import FakeExecutor
@@ -72,8 +73,29 @@ def test_a_lost_executor_takes_only_its_own_jobs_along(tmp_path: Path) -> None:
             assert renewed.introduced == {"a": True}
             assert scheduler.outcome(B) is Phase.FINISHED
             marks = [entry.mark for entry in store.entries() if entry.mark.executors]
-            assert {mark.of("n0").life for mark in marks} == {1, 2}
-            assert {mark.of("n1").life for mark in marks} == {1}
-            assert marks[-1].of("n1").heard == second.acknowledged > 0
+            assert {mark.executors["n0"].life for mark in marks if "n0" in mark.executors} == {1, 2}
+            of_second = [mark.executors["n1"] for mark in marks if "n1" in mark.executors]
+            assert {mark.life for mark in of_second} == {1}
+            assert of_second[-1].heard == second.acknowledged > 0
+
+    asyncio.run(main())
+
+
+def test_a_report_that_is_held_back_is_not_marked_as_stored_by_another_executors_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        steps = {"a": 10, "b": 10}
+        first = FakeExecutor(steps)
+        second = SharedClock(steps, first)
+        with closing(Store.open(tmp_path, Header("1", "fifo", CLUSTER))) as store:
+            scheduler = Scheduler(CLUSTER, Fifo(), observers=(store,))
+            group = ExecutorGroup({"n0": first, "n1": second}, owner)
+            loop = DaemonLoop(scheduler, store, group, first, options=LoopOptions(commit=commit_inline))
+            first.at(1.0, lambda: first.say(Outcome(A, 10, 1, 0.5)))  # the fact that the job ended is to follow
+            first.at(2.0, second.report_progress)
+            first.at(3.0, loop.stop)
+            await loop.run((), [ListedJob(JobSpec(job), PROGRAM) for job in (A, B)])
+            of_second = [entry for entry in store.entries() if entry.record.at == 2.0 and entry.record.facts]
+            assert of_second
+            assert all("n0" not in entry.mark.executors for entry in of_second)
 
     asyncio.run(main())

@@ -7,12 +7,13 @@ import pytest
 from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.messages import JobFinished, JobSubmitted, ProgressReported, Record
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
-from carpool.core.topology import Cluster, Neighbour, Placement
+from carpool.core.topology import Cluster, Link, Neighbour, Placement
 from carpool.policies.estimator_queries import memory_of
 from carpool.policies.iadeep.batch_tuning import best_step
 from carpool.predictors.loss.curve import LossTarget
 from carpool.predictors.profiles.profile import Measurement, NoiseSeen, Profile
 from carpool.predictors.profiles.rate_model import ProfileRateModel
+from carpool.runtime.executor.reports import Sized
 from carpool.testing import EstimatorContract
 from carpool.testing.rig import Rig
 
@@ -385,3 +386,30 @@ class TestContract(EstimatorContract):
 
     def make_estimator(self) -> OnlineEstimator:
         return OnlineEstimator(Cluster.build([(2, 4, "cpu1"), (1, 4, "cpu2")]))
+
+
+def test_synchronisation_over_a_measured_link_is_part_of_a_step_across_nodes() -> None:
+    cluster = Cluster.build([(3, 2, "cpu1")])
+    for one, other, speed in (("n0", "n1", 1e9), ("n0", "n2", 1e8), ("n1", "n2", 1e8)):
+        cluster = cluster.with_link(Link((one, other), speed))
+    live = OnlineEstimator(cluster)
+    fast, slow = (cluster.placement(Allocation.of(*devices)) for devices in ((0, 2), (0, 4)))
+    learned(live, SPEC, 2.0, 0, 1)
+    assert live.rate(SPEC, fast).mean == live.rate(SPEC, slow).mean == 2.0, "before its gradients are known"
+    live.take(Sized(SPEC.id, 100, gradient_bytes=100_000_000))
+    assert 1.0 / live.rate(SPEC, fast).mean == pytest.approx(0.5 + 0.1, rel=0.02)
+    assert 1.0 / live.rate(SPEC, slow).mean == pytest.approx(0.5 + 1.0, rel=0.05)
+
+
+def test_a_step_measured_over_one_link_tells_of_another_link() -> None:
+    cluster = Cluster.build([(3, 1, "cpu1")])
+    for one, other, speed in (("n0", "n1", 1e9), ("n0", "n2", 1e8)):
+        cluster = cluster.with_link(Link((one, other), speed))
+    live = OnlineEstimator(cluster)
+    live.take(Sized(SPEC.id, 100, gradient_bytes=100_000_000))
+    for _ in range(20):  # twice what the link's speed says
+        report = ProgressReported(SPEC.id, 1, 5.0, 1 / 2.5, step_s=2.5, sync_s=2.0)
+        live.learn(1.0, running(SPEC, 0, 2), report)
+    fast = cluster.placement(Allocation.of(0, 1))
+    assert 1.0 / live.rate(SPEC, fast).mean == pytest.approx(0.5 + 0.2, rel=0.15)
+    assert live.rate(SPEC, cluster.placement(Allocation.of(0, 2))).mean == pytest.approx(1 / 2.5), "as measured"

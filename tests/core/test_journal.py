@@ -28,6 +28,7 @@ from carpool.core.messages import (
     JobResumed,
     JobSubmitted,
     LimitsChanged,
+    LinkMeasured,
     NodeJoined,
     NodeLost,
     OutsidersSeen,
@@ -86,6 +87,7 @@ facts: st.SearchStrategy[Fact] = st.one_of(
     st.builds(WeightChanged, names, floats),
     st.builds(LimitsChanged, names, counts, counts),
     st.builds(PolicyChanged, texts),
+    st.builds(LinkMeasured, texts, texts, floats, floats),
     st.builds(
         OutsidersSeen,
         counts,
@@ -134,7 +136,15 @@ def written(kept: list[Record], header: Header = HEADER) -> str:
 def test_every_fact_is_known() -> None:
     kinds = {JobSubmitted, JobCancelled, JobPaused, JobResumed, AssignApplied, ReleaseApplied, ProgressReported}
     kinds |= {JobFinished, JobFailed, JobCrashed, NodeJoined, NodeLost, Woke}
-    kinds |= {WeightChanged, LimitsChanged, ResumabilityChanged, PolicyChanged, OutsidersSeen, DeadlineMissed}
+    kinds |= {
+        WeightChanged,
+        LimitsChanged,
+        ResumabilityChanged,
+        PolicyChanged,
+        OutsidersSeen,
+        DeadlineMissed,
+        LinkMeasured,
+    }
     assert {kind.__name__ for kind in Fact.__subclasses__()} == {kind.__name__ for kind in kinds}
     assert {journal._FACTS[kind.__name__] for kind in kinds} == kinds
 

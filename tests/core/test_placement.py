@@ -7,8 +7,17 @@ from hypothesis import strategies as st
 from carpool.core.errors import UnknownName
 from carpool.core.model import Allocation, JobId, JobSpec, Kind
 from carpool.core.occupancy import Occupancy
-from carpool.core.placement import PLACEMENT_RULES, PlacementRule, consolidated, emptiest, place, placement_rule, pooled
-from carpool.core.topology import Cluster
+from carpool.core.placement import (
+    PLACEMENT_RULES,
+    PlacementRule,
+    consolidated,
+    emptiest,
+    linked,
+    place,
+    placement_rule,
+    pooled,
+)
+from carpool.core.topology import Cluster, Link
 from carpool.testing.strategies import clusters, mixed_clusters
 
 V, K = Kind("V100"), Kind("K80")
@@ -99,3 +108,14 @@ def test_the_first_kind_that_has_them() -> None:
 def test_unknown_rule() -> None:
     with pytest.raises(UnknownName, match=r"unknown placement 'pool'\. Did you mean pooled"):
         placement_rule("pool")
+
+
+def test_linked_nodes_follow_the_fastest_links() -> None:
+    cluster = Cluster.build([(4, 2, "V100")])
+    for one, other, speed in (("n0", "n1", 1e7), ("n0", "n3", 1e9), ("n1", "n2", 1e8), ("n2", "n3", 1e7)):
+        cluster = cluster.with_link(Link((one, other), speed))
+    found = linked(Occupancy(cluster), V, 4)
+    assert found[0] == (range(2), range(6, 8)), "from the first node over its fastest link"
+    assert (range(2, 6),) in found, "from the second one"
+    assert linked(Occupancy(cluster), V, 6, max_nodes=2) == []
+    assert all(sum(map(len, runs)) == 5 for runs in linked(Occupancy(cluster), V, 5, max_nodes=3))

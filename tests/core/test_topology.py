@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, as_runs
-from carpool.core.topology import Bank, Cluster, Neighbour, Node, Placement
+from carpool.core.topology import Bank, Cluster, Link, Neighbour, Node, Placement
 from carpool.testing.strategies import mixed_clusters
 
 V, K = Kind("V100"), Kind("K80")
@@ -92,3 +92,35 @@ def test_runs_are_maximal_and_ascending(devices: set[int]) -> None:
     runs = as_runs(tuple(devices))
     assert [device for run in runs for device in run] == sorted(devices)
     assert all(one.stop < other.start for one, other in pairwise(runs))
+
+
+def linked(*links: tuple[str, str, float]) -> Cluster:
+    cluster = Cluster.build([(4, 2, "V100")])
+    for one, other, speed in links:
+        cluster = cluster.with_link(Link((one, other), speed, 1e-4))
+    return cluster
+
+
+def test_a_placement_knows_the_slowest_link_between_its_nodes() -> None:
+    cluster = linked(("n0", "n1", 1e9), ("n1", "n2", 1e8), ("n0", "n2", 1e9))
+    assert cluster.placement(Allocation.of(0, 1)).path is None
+    fast, slow = (cluster.placement(Allocation.of(*devices)).path for devices in ((1, 2), (0, 2, 4)))
+    assert fast is not None
+    assert slow is not None
+    assert fast.bytes_per_s == pytest.approx(1e9, rel=0.05)
+    assert slow.bytes_per_s == pytest.approx(1e8, rel=0.05)
+    assert cluster.fastest_path() == fast
+
+
+def test_an_unmeasured_link_is_as_fast_as_both_ends_are_with_others() -> None:
+    cluster = linked(("n0", "n1", 1e9), ("n2", "n1", 1e7))
+    between = cluster.link_between(0, 2)
+    assert between is not None
+    assert between.bytes_per_s == 1e7
+    assert cluster.link_between(0, 3) is None
+    assert cluster.placement(Allocation.of(0, 6)).path is None
+
+
+def test_a_link_is_replaced_whichever_end_comes_first() -> None:
+    cluster = linked(("n0", "n1", 1e9), ("n1", "n0", 1e6))
+    assert [link.bytes_per_s for link in cluster.links] == [1e6]

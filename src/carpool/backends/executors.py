@@ -95,7 +95,7 @@ class ExecutorGroup:
     def __init__(self, executors: Mapping[str, ExecutorPort], owner: Owner = lambda device: LOCAL) -> None:
         self._ports = dict(executors)
         self._router = OrderRouter(tuple(executors), owner)
-        self._known: dict[str, set[JobId]] = {name: set() for name in executors}
+        self._known: dict[JobId, set[str]] = {}  # executors that know a job
         self._programs: dict[JobId, Program] = {}  # of jobs that are handed over
 
     def __iter__(self) -> Iterator[tuple[str, ExecutorPort]]:
@@ -107,7 +107,8 @@ class ExecutorGroup:
     def replace(self, name: str, port: ExecutorPort) -> None:
         """Use another executor process, which knows no job yet, under a name; what the old one held is lost."""
         self._ports[name] = port
-        self._known[name] = set()
+        for known in self._known.values():
+            known.discard(name)
         self._router.add(name)
         for order in self._router.on_lost(name):
             self._send_waiting(order)
@@ -115,7 +116,7 @@ class ExecutorGroup:
     def adopt(self, name: str, held: Iterable[JobId]) -> None:
         """Take note of the jobs that an executor holds already."""
         for job in held:
-            self._known[name].add(job)
+            self._known.setdefault(job, set()).add(name)
             self._router.adopt(job, [name])
 
     def introduce(self, job: JobId, what: Introduction) -> None:
@@ -124,8 +125,9 @@ class ExecutorGroup:
             self._introduce(next(iter(self._ports)), job, what)
 
     def _introduce(self, name: str, job: JobId, what: Introduction) -> None:
-        if job not in self._known[name]:
-            self._known[name].add(job)
+        known = self._known.setdefault(job, set())
+        if name not in known:
+            known.add(name)
             self._ports[name].introduce(job, what.program, resume=what.resume)
 
     def carry(self, orders: Sequence[Order], introductions: Mapping[JobId, Introduction]) -> None:
@@ -140,7 +142,7 @@ class ExecutorGroup:
             for name, own in now.orders.items():
                 if order.job in introductions and (isinstance(own, Assign) or len(self._ports) == 1):
                     self._introduce(name, order.job, introductions[order.job])
-                if order.job in self._known[name]:
+                if name in self._known.get(order.job, ()):
                     routed.setdefault(name, []).append(own)
         for name, own_orders in routed.items():
             self._ports[name].carry(own_orders)
@@ -153,7 +155,7 @@ class ExecutorGroup:
 
     def handed_over(self, name: str, job: JobId) -> None:
         """An executor has written a job's state to disk and dropped the job: the next one may continue it."""
-        self._known[name].discard(job)
+        self._known.get(job, set()).discard(name)
         order = self._router.on_handed_over(name, job)
         if order is not None:
             self._send_waiting(order)
@@ -168,7 +170,5 @@ class ExecutorGroup:
     def forget(self, job: JobId) -> None:
         self._router.forget(job)
         self._programs.pop(job, None)
-        for name, known in self._known.items():
-            if job in known:
-                known.discard(job)
-                self._ports[name].forget(job)
+        for name in sorted(self._known.pop(job, ())):
+            self._ports[name].forget(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -48,13 +49,12 @@ class MemberNode(NamedTuple):
 def fleet_cluster(members: Sequence[Member]) -> Cluster:
     """One node per member; a job runs on one node unless its `max_nodes` says otherwise."""
     names = [member.name for member in members]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise InputError(f"two members have the name {name!r}", way_out="Give every member its own name.")
-    cluster = Cluster((), max_nodes=1 if names != [LOCAL] else 0)
-    for member in filter(lambda member: member.devices, members):
-        cluster = cluster.joined(member.name, _banks(as_cluster(member.devices).nodes[0]), member.supplies)
-    return cluster
+    there = [member for member in members if member.devices]
+    nodes = [(member.name, _banks(as_cluster(member.devices).nodes[0]), member.supplies) for member in there]
+    return Cluster((), max_nodes=1 if names != [LOCAL] else 0).with_nodes(nodes)
 
 
 def is_of(node: str, member: str) -> bool:

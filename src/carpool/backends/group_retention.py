@@ -134,13 +134,15 @@ def neighbour_lookup(scheduler: Scheduler) -> Callable[[Job], Sequence[Neighbour
     def neighbours_of(job: Job) -> Sequence[Neighbour] | None:
         if job.observed is None or not scheduler.policy.shares_devices:
             return ()
+        jobs, occupancy = scheduler.jobs, scheduler.snapshot().occupancy
         own = set(job.observed.devices())
+        near = {resident.job for device in own for resident in occupancy.residents(device)} - {job.id}
+        leaving = [jobs[other].observed for other in scheduler.unsettled if other != job.id]
+        if any(held is not None and not own.isdisjoint(held.devices()) for held in leaving):
+            return None
         found = []
-        for other in scheduler.jobs.values():
-            held = [each for each in (other.desired, other.observed) if each is not None]
-            if other.id == job.id or all(own.isdisjoint(each.devices()) for each in held):
-                continue
-            if other.is_starting or other.desired is None or other.observed is None:
+        for other in sorted([jobs[name] for name in near], key=lambda other: other.seq):
+            if other.is_starting or other.observed is None:
                 return None
             found.append(Neighbour(other.spec, other.observed.shares[0].fraction, other.observed.batch_size))
         return found

@@ -12,10 +12,11 @@ from carpool.backends.group_retention import GroupRetention, RateAlone, cores_of
 from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.messages import JobCancelled, JobFailed, JobFinished, ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
-from carpool.core.topology import Cluster, Neighbour, Placement
+from carpool.core.topology import Cluster, Neighbour, Path, Placement
 from carpool.jobs.devices import LocalDevice
 from carpool.predictors.links.estimator import Site, SiteRates
 from carpool.predictors.links.fabric import Groups
+from carpool.predictors.links.span import SpanModel, on_one_node
 from carpool.predictors.loss.curve import LossCurves, LossTarget
 from carpool.predictors.move_cost import MoveCostObserver
 from carpool.predictors.profiles.batch_models import StepTime
@@ -32,13 +33,15 @@ _LEAST = 0.1  # least relative spread of a rate that was not measured
 _FIXED = 0.5  # part of a step's time that is independent of its batch, until measured
 
 _MOST_STEPS, _MOST_BATCH, _MOST_WINDOW, _MOST_LOSS = 1e12, 1 << 30, 10_000, 1e30  # a job may report anything
+_MOST_BYTES = 1 << 50  # likewise
 _REMEMBERED = 200  # ended jobs whose measurements still show how placements compare
+_COMPUTES = 0.1  # least part of a step that is not synchronisation
 _PROBED = 0.02  # relative spread of a probe's measurement
 
 _LANE_S = 2.5  # of standstill when a job on a GPU changes its lane, until measured
 
 Company = tuple[tuple[JobId, float, int], ...]  # the jobs on the same devices, with share and batch size, in order
-_Key = tuple[JobId, Groups, float, int, Company]  # …, share, batch size, neighbours
+_Key = tuple[JobId, Groups, float, int, Company, Path | None]  # …, share, batch size, neighbours, way between nodes
 
 
 @dataclass(slots=True)
@@ -55,7 +58,8 @@ class OnlineEstimator(Estimator):
     A rate is the moving average of reports under the same devices, share, batch size and neighbours
     (`neighbours_of`). Elsewhere it is scaled from the nearest measurement of that job: by all jobs' step times over the
     links, once it ran on different numbers of devices (`SiteRates`); else by its profile; else by the number of
-    devices (Amdahl, a tenth serial) and their speeds. Shares and neighbours count as the retention model of the device
+    devices (Amdahl, a tenth serial) and their speeds. Across nodes with measured links the predicted synchronisation
+    (`SpanModel`) is added to the step on one node. Shares and neighbours count as the retention model of the device
     type predicts, which learns from every measured group (`RetentionModel`). A job that never ran and has no profile
     has rate 1 on the reference device and the average known length. Batch sizes are compared by `goodput`, with the
     reported gradient noise. Of jobs that ended long ago only the lengths are kept, so that planning does not slow down
@@ -94,6 +98,7 @@ class OnlineEstimator(Estimator):
         self._placements: dict[_Key, Placement] = {}  # of measured keys
         self._groups = GroupRetention(self)
         self._batches = BatchStats()
+        self._spans = SpanModel()
 
     @property
     def version(self) -> int:
@@ -116,6 +121,7 @@ class OnlineEstimator(Estimator):
     def take(self, report: Report) -> None:
         if isinstance(report, Sized):
             self._batches.loaded(report.job, report.batch_size if report.batch_size <= _MOST_BATCH else 0)
+            self._spans.loaded(report.job, min(report.gradient_bytes, _MOST_BYTES))
             self._versions[report.job] += 1
             self._version += 1
             if report.total_steps is not None:
@@ -142,6 +148,9 @@ class OnlineEstimator(Estimator):
         known = self._rates.get(key)
         if known is not None:
             return Estimate(known.mean, known.spread)
+        sync = None if placement.path is None else self._spans.sync_s(spec, placement)
+        if sync is not None and self.knows_scale(spec):
+            return _slowed(self.rate(spec, on_one_node(placement)), sync)
         near = self._nearest(key)
         if near is None:
             return self.first_belief(spec, placement).rate
@@ -152,14 +161,24 @@ class OnlineEstimator(Estimator):
         step = self._step_time(key)
         if step is not None:
             return Estimate(1.0 / step.mean, step.std / step.mean**2)
-        _, groups, fraction, batch_size, company = near
+        _, groups, fraction, batch_size, company, _ = near
         if fraction == placement.fraction == 1.0 and not placement.neighbours and not company:
             faster = self._known_sites().ratio(spec.id, Site(groups, batch_size), Site(key[1], key[3]))
             if faster is not None:
-                guess = self._rates[near].mean * faster.mean
+                guess = self._without_sync(spec, near) * faster.mean
                 return Estimate(guess, guess * max(_LEAST, faster.std / faster.mean))
-        guess = self._rates[near].mean * first.rate.mean / there.rate.mean
+        guess = self._without_sync(spec, near) * first.rate.mean / there.rate.mean
         return Estimate(guess, guess * _UNSURE)
+
+    def sync_s(self, spec: JobSpec, placement: Placement) -> Estimate | None:
+        """Seconds of synchronisation across nodes in a step; None: on one node, or unknown."""
+        return self._spans.sync_s(spec, placement)
+
+    def _without_sync(self, spec: JobSpec, key: _Key) -> float:
+        """A measured rate without the synchronisation across nodes, as far as that is known."""
+        rate = self._rates[key].mean
+        sync = None if key[5] is None else self._spans.sync_s(spec, self._placements[key])
+        return rate if sync is None else 1.0 / max(1.0 / rate - sync.mean, _COMPUTES / rate)
 
     def knows_scale(self, spec: JobSpec) -> bool:
         """Whether the job has run or has a profile; else its rate on the reference device is set to 1."""
@@ -304,6 +323,7 @@ class OnlineEstimator(Estimator):
         self._versions.pop(job, None)
         self._profiles.pop(job, None)
         self._batches.forget(job)
+        self._spans.forget(job)
         self.curves.forget(job)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
@@ -335,6 +355,8 @@ class OnlineEstimator(Estimator):
             known.spread += _LATEST * (abs(report.rate - known.mean) - known.spread)
             known.mean += _LATEST * (report.rate - known.mean)
         self._version += 1
+        if placement.path is not None and report.sync_s:
+            self._spans.learn(job.spec, placement, report.sync_s)
         if neighbours or placement.fraction < 1.0:
             self._groups.learn(job.spec, placement)
 
@@ -345,16 +367,18 @@ class OnlineEstimator(Estimator):
         """The key of a measurement; no batch size means the job's own."""
         batch_size = placement.batch_size or self.own_batch(spec)
         company = sorted([(n.spec.id, n.fraction, n.batch_size) for n in placement.neighbours])
-        return spec.id, placement.groups, placement.fraction, batch_size, tuple(company)
+        return spec.id, placement.groups, placement.fraction, batch_size, tuple(company), placement.path
 
     def _known_sites(self) -> SiteRates:
         """How sites compare, fitted again when enough new settings were measured (`_stage`)."""
         cluster, stage, sites = self._sites or (None, 0, None)
         if sites is None or cluster != self.cluster or stage != _stage(self._settings):
-            whole = [(key, measured.mean) for key, measured in self._rates.items() if key[2] == 1.0 and not key[4]]
-            if sites is None or sites.cluster != self.cluster:
-                sites = SiteRates(self.cluster)  # keeps the routes while the cluster is unchanged
-            sites.fit([(key[0], Site(key[1], key[3]), rate) for key, rate in whole])
+            whole = [key for key in self._rates if key[2] == 1.0 and not key[4]]
+            bare = replace(self.cluster, links=()) if self.cluster.links else self.cluster  # `SpanModel` knows those
+            if sites is None or sites.cluster != bare:
+                sites = SiteRates(bare)  # keeps the routes while the nodes are unchanged
+            rates = [self._without_sync(JobSpec(key[0]), key) for key in whole]
+            sites.fit([(key[0], Site(key[1], key[3]), rate) for key, rate in zip(whole, rates, strict=True)])
             self._sites = self.cluster, _stage(self._settings), sites
         return sites
 
@@ -372,8 +396,7 @@ class OnlineEstimator(Estimator):
         """Step time by batch size, T = a + b·m, where at least two sizes were measured at a placement."""
         if len(keys := self._of_job[wanted[0]]) < 2:
             return None
-        _, groups, fraction, _, company = wanted
-        alike = [key for key in keys if key[1] == groups and key[2] == fraction and key[4] == company]
+        alike = [key for key in keys if (key[1], key[2], *key[4:]) == (wanted[1], wanted[2], *wanted[4:])]
         if len(alike) < 2:
             return None
         return (
@@ -382,7 +405,7 @@ class OnlineEstimator(Estimator):
 
     def _nearest(self, wanted: _Key) -> _Key | None:
         """The measurement without neighbours, with the closest prior speed, then batch size; the newest of equals."""
-        job, groups, fraction, batch_size, _ = wanted
+        job, groups, fraction, batch_size, *_ = wanted
         keys = self._of_job.get(job, ())
         if len(keys) < 2:
             return keys[0] if keys else None
@@ -426,6 +449,15 @@ class OnlineEstimator(Estimator):
         """Known lengths of these jobs, alone on one device."""
         known = [job for job in jobs if job in self._totals and (job in self._of_job or job in self._profiles)]
         return [self._totals[job] / self._alone(job) for job in known]
+
+
+def _slowed(rate: Estimate, sync: Estimate) -> Estimate:
+    """A rate with synchronisation added to every step."""
+    if rate.mean <= 0.0:
+        return rate
+    computing_s = rate.std / rate.mean**2
+    slowed = 1.0 / (1.0 / rate.mean + sync.mean)
+    return Estimate(slowed, slowed**2 * (computing_s**2 + sync.std**2) ** 0.5)
 
 
 def _stage(settings: int) -> int:

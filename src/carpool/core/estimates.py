@@ -58,6 +58,11 @@ class Estimator(ABC):
     def remaining(self, job: Job, at: float) -> Estimate:
         """Units of work still to do."""
 
+    def remaining_of(self, jobs: Sequence[Job], at: float) -> list[float]:
+        """The means of `remaining` of many jobs; an override of both must agree."""
+        remaining = self.remaining
+        return [remaining(job, at).mean for job in jobs]
+
     @abstractmethod
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
         """Take in one measurement."""
@@ -162,6 +167,11 @@ class DeclaredEstimator(Estimator):
 
     def remaining(self, job: Job, at: float) -> Estimate:
         return Estimate(job.remaining_at(at))
+
+    def remaining_of(self, jobs: Sequence[Job], at: float) -> list[float]:
+        if type(self).remaining is not DeclaredEstimator.remaining:
+            return Estimator.remaining_of(self, jobs, at)
+        return [job.remaining_at(at) for job in jobs]
 
     def similarity_key(self, spec: JobSpec) -> Hashable:
         """Rates depend on nothing but the devices asked for."""

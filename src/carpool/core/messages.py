@@ -193,6 +193,16 @@ class NodeUndrained(NodeJoined):
     """An operator put a drained node back, under its name."""
 
 
+@dataclass(frozen=True, slots=True)
+class LinkMeasured(Fact):
+    """The link between two nodes was measured."""
+
+    one: str
+    other: str
+    bytes_per_s: Amount
+    latency_s: Amount
+
+
 class ForeignProcess(NamedTuple):
     """A process on one of our devices that carpool did not start."""
 

@@ -152,6 +152,10 @@ class Occupancy:
         mask = self._free.get(node)
         return self._base_free[node] if mask is None else mask
 
+    def is_free(self, device: int) -> bool:
+        node = self.cluster.node_of(device)
+        return bool(self.free_mask(node.id) >> (device - node.devices.start) & 1)
+
     def nodes_by_free(self, kind: Kind) -> dict[int, int]:
         """For each number of free devices of `kind` above zero that some node has: those nodes, as bits."""
         return self._nodes_by_free[kind]

@@ -10,6 +10,7 @@ from carpool.core.occupancy import Occupancy
 from carpool.core.topology import Node
 
 Runs = tuple[range, ...]
+_STARTS = 16  # first nodes that `linked` tries
 PlacementRule = Callable[[Occupancy, Kind, int], Runs | None]
 
 
@@ -49,6 +50,33 @@ def emptiest(free: Occupancy, kind: Kind, count: int) -> Runs | None:
     if free.free_devices.get(kind, 0) < count:
         return None
     return _gather(free, kind, count, _emptiest_first(free, kind))
+
+
+def linked(free: Occupancy, kind: Kind, count: int, max_nodes: int = 0) -> list[Runs]:
+    """Ways to take devices of nodes that are joined by fast links, each begun at another node.
+
+    From every first node on, the one with the fastest link to all nodes so far follows, of equal ones the emptiest.
+    """
+    there = {node.id: available for node, available in _emptiest_first(free, kind)}
+    found: dict[Runs, None] = {}
+    for first in list(there)[:_STARTS]:
+        chosen, left = [first], count - there[first]
+        while left > 0 and len(chosen) != max_nodes:
+            others = [node for node in there if node not in chosen]
+            if not others:
+                break
+            chosen.append(max(others, key=lambda node: (_slowest(free, chosen, node), min(left, there[node]), -node)))
+            left -= there[chosen[-1]]
+        if left <= 0:
+            nodes = iter([(free.cluster.nodes[node], there[node]) for node in chosen])
+            found[_gather(free, kind, count, nodes)] = None
+    return list(found)
+
+
+def _slowest(free: Occupancy, chosen: Sequence[int], node: int) -> float:
+    """Bytes per second of the slowest link from a node to the chosen ones; 0: unknown."""
+    paths = [free.cluster.link_between(node, other) for other in chosen]
+    return min([0.0 if path is None else path.bytes_per_s for path in paths])
 
 
 PLACEMENT_RULES: dict[str, PlacementRule] = {"consolidated": consolidated, "pooled": pooled, "emptiest": emptiest}

@@ -121,6 +121,11 @@ class Scheduler:
         return self._state.jobs
 
     @property
+    def unsettled(self) -> Collection[JobId]:
+        """Jobs that hold other devices than they should, as far as reports tell."""
+        return self._state.unsettled
+
+    @property
     def num_waiting(self) -> int:
         return len(self._state.waiting)
 

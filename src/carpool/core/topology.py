@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import log2
+from typing import NamedTuple
 
 from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, Share
@@ -42,6 +45,23 @@ class Link:
     latency_s: float = 0.0
 
 
+class Path(NamedTuple):
+    """The slowest way between the nodes of a placement; rounded, so that links of one speed are equal values."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def rounded(self) -> Path:
+        return Path(_rounded(self.bytes_per_s, _SPEED_STEPS), _rounded(self.latency_s, _LATENCY_STEPS))
+
+
+_SPEED_STEPS, _LATENCY_STEPS = 8, 2  # per factor of two: speeds are rounded by at most 4.4 %
+
+
+def _rounded(value: float, steps: int) -> float:
+    return 2.0 ** (round(log2(value) * steps) / steps) if value > 0.0 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """Another job that shares a device with the job in question."""
@@ -66,6 +86,7 @@ class Placement:
     neighbours: tuple[Neighbour, ...] = ()
     turn: int = 0
     beside: float = 0.0  # most that neighbours hold of one device, where they are on different devices; else 0
+    path: Path | None = None  # between its nodes; None: on one node, or unknown
 
     @property
     def num_devices(self) -> int:
@@ -106,6 +127,8 @@ class Cluster:
     node_size: dict[Kind, int] = field(init=False, compare=False, repr=False)  # most devices of each kind in one node
     least_memory: dict[Kind, int] = field(init=False, compare=False, repr=False)  # of a device of each kind; 0: unknown
     num_devices: int = field(init=False, compare=False, repr=False)
+    _paths: dict[tuple[int, int], Path] = field(init=False, compare=False, repr=False)  # by nodes, the lower first
+    _fastest: dict[int, Path] = field(init=False, compare=False, repr=False)  # of each node's known links
     _firsts: list[int] = field(init=False, compare=False, repr=False)
     _whole: dict[tuple[Kind, int], Placement] = field(init=False, compare=False, repr=False)  # see `placement`
 
@@ -133,6 +156,25 @@ class Cluster:
         put(self, "num_devices", expected)
         put(self, "_firsts", [node.devices.start for node in self.nodes])
         put(self, "_whole", {})
+        put(self, "_paths", {})
+        put(self, "_fastest", {})
+        if self.links:
+            self._index_links()
+
+    def _index_links(self) -> None:
+        """Find links by the nodes they join; links of racks and devices are left to `predictors.links`."""
+        numbers = {node.name: node.id for node in self.nodes}
+        for link in self.links:
+            one, other = (numbers.get(end) for end in link.ends)
+            if one is None or other is None or one == other:
+                continue
+            path = Path(link.bytes_per_s, link.latency_s)
+            self._paths[min(one, other), max(one, other)] = path
+            for node in (one, other):
+                known = self._fastest.get(node, path)
+                self._fastest[node] = Path(
+                    max(known.bytes_per_s, path.bytes_per_s), min(known.latency_s, path.latency_s)
+                )
 
     @classmethod
     def build(cls, groups: Iterable[tuple[int, int, str]]) -> Cluster:
@@ -153,6 +195,40 @@ class Cluster:
     def nodes_for(self, spec: JobSpec) -> int:
         """How many nodes a job may run on; 0: any number, where the cluster sets no limit."""
         return self.max_nodes and (spec.max_nodes or self.max_nodes)
+
+    def link_between(self, one: int, other: int) -> Path | None:
+        """The way between two nodes: measured, else as fast as both are with others; None: unknown."""
+        found = self._paths.get((one, other) if one < other else (other, one))
+        if found is not None:
+            return found
+        ends = self._fastest.get(one), self._fastest.get(other)
+        if ends[0] is None or ends[1] is None:
+            return None
+        return Path(min(ends[0].bytes_per_s, ends[1].bytes_per_s), max(ends[0].latency_s, ends[1].latency_s))
+
+    def path(self, nodes: Collection[int]) -> Path | None:
+        """The slowest of the ways between these nodes, as far as they are known; None: none is."""
+        if len(nodes) < 2 or not self._paths:
+            return None
+        known = [path for pair in combinations(sorted(nodes), 2) if (path := self.link_between(*pair)) is not None]
+        if not known:
+            return None
+        return Path(min([path.bytes_per_s for path in known]), max([path.latency_s for path in known])).rounded()
+
+    def fastest_path(self) -> Path | None:
+        """The fastest of the known ways between two nodes; None: none is."""
+        if not self._paths:
+            return None
+        return max(self._paths.values(), key=lambda path: (path.bytes_per_s, -path.latency_s)).rounded()
+
+    def knows_link(self, one: str, other: str) -> bool:
+        """Whether the link between two nodes has been declared or measured itself."""
+        return any(link.ends in ((one, other), (other, one)) for link in self.links)
+
+    def with_link(self, link: Link) -> Cluster:
+        """A cluster with a link instead of the one between the same ends."""
+        ends = set(link.ends)
+        return replace(self, links=(*[each for each in self.links if set(each.ends) != ends], link))
 
     def node_of(self, device: int) -> Node:
         return self.nodes[bisect_right(self._firsts, device) - 1]
@@ -186,7 +262,14 @@ class Cluster:
                 return self._on_one_node(bank.kind, len(run), share, allocation.batch_size)
         fraction = min([share.fraction for share in shares])
         turn = max([share.turn for share in shares])
-        return Placement(self.groups_of(allocation), fraction, allocation.batch_size, turn=turn)
+        path = self.path(self.nodes_of(allocation)) if self._paths else None
+        return Placement(self.groups_of(allocation), fraction, allocation.batch_size, turn=turn, path=path)
+
+    def nodes_of(self, allocation: Allocation) -> set[int]:
+        """The numbers of the nodes that an allocation touches."""
+        runs = [share.devices for share in allocation.shares]
+        spans = [(self.node_of(run.start).id, self.node_of(run.stop - 1).id) for run in runs]
+        return {node for first, last in spans for node in range(first, last + 1)}
 
     def _on_one_node(self, kind: Kind, count: int, share: Share, batch_size: int) -> Placement:
         """Nearly every allocation is whole devices of one node: those placements are cached."""
@@ -212,15 +295,20 @@ class Cluster:
 
     def joined(self, name: str, banks: Iterable[tuple[str, int, int]], resources: HostResources = UNKNOWN) -> Cluster:
         """A cluster with one more node, of (kind, number of devices, memory of each) banks."""
-        first = self.num_devices
-        built: list[Bank] = []
-        for kind, size, memory_bytes in banks:
-            built.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
-            first += size
-        node = Node(NodeId(len(self.nodes)), name, tuple(built), resources)
-        return Cluster((*self.nodes, node), self.links, self.max_nodes)
+        return self.with_nodes([(name, banks, resources)])
+
+    def with_nodes(self, nodes: Iterable[tuple[str, Iterable[tuple[str, int, int]], HostResources]]) -> Cluster:
+        """A cluster with more nodes, each of a name, banks and host resources."""
+        first, built = self.num_devices, list(self.nodes)
+        for name, given, resources in nodes:
+            banks: list[Bank] = []
+            for kind, size, memory_bytes in given:
+                banks.append(Bank(Kind(kind), range(first, first + size), memory_bytes))
+                first += size
+            built.append(Node(NodeId(len(built)), name, tuple(banks), resources))
+        return replace(self, nodes=tuple(built))
 
     def with_resources(self, node: NodeId, resources: HostResources) -> Cluster:
         nodes = list(self.nodes)
         nodes[node] = replace(nodes[node], resources=resources)
-        return Cluster(tuple(nodes), self.links, self.max_nodes)
+        return replace(self, nodes=tuple(nodes))

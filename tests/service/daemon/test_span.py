@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from carpool.core.messages import LinkMeasured
 from carpool.core.model import JobId
 from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.runtime.state.checkpoint import load
@@ -19,7 +20,7 @@ from carpool.service.daemon.bootstrap import DaemonInstance
 from carpool.testing.reference import plain_loop
 from tests.support import staircase
 from tests.support.daemon_crash import SLOW_TRAINING, outcomes, read
-from tests.support.fleet_rig import AgentProcess, fleet_daemon, hosts_of, until
+from tests.support.fleet_rig import PATIENCE_S, AgentProcess, fleet_daemon, hosts_of, until
 
 LEASE_S = 3.0
 SPAN = "min_devices = 1\nmax_devices = 2\nmax_nodes = 2\n"
@@ -101,6 +102,22 @@ def test_an_exact_job_over_two_machines_has_the_weights_of_one_device(
     asyncio.run(main())
     assert seen == ["left", "right"]
     assert digest_in(state) == digest_of(tmp_path / "code", job)
+
+
+def test_the_link_between_two_machines_is_measured_when_they_join(tmp_path: Path, agents: list[AgentProcess]) -> None:
+    async def main() -> None:
+        async with fleet_daemon(tmp_path / "state", hosts_of(*agents)) as daemon:
+            async with asyncio.timeout(PATIENCE_S):
+                while not daemon.scheduler.cluster.links:  # noqa: ASYNC110 - a survey has no event
+                    await asyncio.sleep(0.01)
+            (link,) = daemon.scheduler.cluster.links
+            assert link.ends == ("left", "right")
+            assert link.bytes_per_s > 0.0
+            await daemon.loop.flush()
+
+    asyncio.run(main())
+    measured = [fact for entry in read(tmp_path / "state") for fact in entry.record.facts]
+    assert [type(fact) for fact in measured if isinstance(fact, LinkMeasured)] == [LinkMeasured], "durable, once"
 
 
 def test_an_exact_job_widens_over_a_second_machine_and_narrows_again(

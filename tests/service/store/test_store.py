@@ -439,12 +439,39 @@ def test_a_crash_in_the_middle_of_forgetting(tmp_path: Path, opened: Opening) ->
 
 
 # ----------------------------------------------------------------------------------------------------------- versions
+def test_a_record_names_the_executors_that_changed_and_a_start_collects_them(tmp_path: Path, opened: Opening) -> None:
+    store = opened(tmp_path)
+    for number in range(50):
+        store.set_mark(f"host{number}", ExecutorMark(1, 1))
+    fill(store, 2)
+    store.set_mark("host7", ExecutorMark(1, 2))
+    store.record(submission(3))
+    store.set_mark("host8", ExecutorMark(2, 1))
+    store.record(submission(4))
+    store.commit()
+    marks = [entry.mark for entry in store.entries()]
+    assert [len(mark.executors) for mark in marks] == [50, 0, 1, 1], "the cost of a record is independent of executors"
+    found = opened(tmp_path).mark
+    assert len(found.executors) == 50
+    assert [found.of(f"host{number}") for number in (6, 7, 8)] == [(1, 1), (1, 2), (2, 1)]
+
+
+def test_a_snapshot_has_the_marks_of_all_executors_up_to_its_record(tmp_path: Path, opened: Opening) -> None:
+    store = opened(tmp_path)
+    for number in range(3):
+        store.set_mark(f"host{number}", ExecutorMark(1, number))
+    fill(store, 1)
+    store.set_mark("host1", ExecutorMark(1, 9))
+    kept = store.take_snapshot(Scheduler(HEADER.cluster, Fifo()).state())
+    assert dict(kept.mark.executors) == {"host0": (1, 0), "host1": (1, 1), "host2": (1, 2)}
+
+
 def test_a_store_of_a_newer_version_is_refused(folder: Path, opened: Opening) -> None:
     (folder / LOG).unlink()
     with sqlite3.connect(folder / DATABASE) as database:
         database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     database.close()
-    with pytest.raises(JournalError, match="the store is of version 3, this carpool reads up to 2"):
+    with pytest.raises(JournalError, match="the store is of version 4, this carpool reads up to 3"):
         opened(folder)
 
 

@@ -25,6 +25,7 @@ from carpool.core.messages import (
     JobResumed,
     JobSubmitted,
     LimitsChanged,
+    LinkMeasured,
     NodeDrained,
     NodeJoined,
     NodeLost,
@@ -47,7 +48,7 @@ from carpool.core.queue import Admission, Queue, RunningJobs
 from carpool.core.state.job_order import JobOrder
 from carpool.core.state.reconcile import is_current
 from carpool.core.state.state_snapshot import StateSnapshot
-from carpool.core.topology import Cluster, Node
+from carpool.core.topology import Cluster, Link, Node
 
 
 def apply_changes(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequence[Change], most: float) -> None:
@@ -94,6 +95,7 @@ class ClusterState:
         self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # by device
         self.drained: dict[NodeId, bool] = {}  # nodes that an operator took out: whether they are lost, too
         self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, perhaps already over
+        self.unsettled: set[JobId] = set()  # jobs that hold, or did when last heard, other devices than they should
         self.followed: list[Fact] = []
         self._estimator = estimator
         self._admission = Admission(self.ended)
@@ -117,6 +119,7 @@ class ClusterState:
             NodeLost: self._on_node_lost,
             NodeDrained: self._on_node_drained,
             NodeUndrained: self._on_node_undrained,
+            LinkMeasured: self._on_link_measured,
             OutsidersSeen: self._on_outsiders,
             Woke: lambda at, fact, orders: True,
         }
@@ -204,6 +207,10 @@ class ClusterState:
 
     def _store(self, job: Job) -> None:
         self.jobs[job.spec.id] = job
+        if job.observed is not job.desired and job.observed != job.desired:
+            self.unsettled.add(job.spec.id)
+        elif self.unsettled:
+            self.unsettled.discard(job.spec.id)
         self.order.put(job)
 
     def _vacate(self, job: Job) -> None:
@@ -226,6 +233,7 @@ class ClusterState:
         phase = lifecycle.next_phase(job, transition)
         self._vacate(job)
         del self.jobs[job.spec.id]
+        self.unsettled.discard(job.spec.id)
         self.ended[job.spec.id] = phase
         for name in self._admission.next_after(job.spec):
             other = self.jobs.get(name)
@@ -414,6 +422,13 @@ class ClusterState:
             self._take_off(at, self.jobs[job], transition, words, orders)
         self._set_foreign({device: seen for device, seen in self.outsiders.items() if device not in node.devices})
         self.occupancy.lose(node)
+
+    def _on_link_measured(self, at: float, fact: LinkMeasured, orders: list[Order]) -> bool:
+        if not fact.bytes_per_s or self._node_named(fact.one) is None or self._node_named(fact.other) is None:
+            return False
+        link = Link((fact.one, fact.other), fact.bytes_per_s, fact.latency_s)
+        self.occupancy.cluster = self.cluster.with_link(link)
+        return True
 
     def _on_outsiders(self, at: float, fact: OutsidersSeen, orders: list[Order]) -> bool:
         if not 0 <= fact.device < self.cluster.num_devices or fact == self.outsiders.get(fact.device):

@@ -107,7 +107,8 @@ class WaitingClocks:
 
     def credit(self, jobs: Sequence[Job], lengths: Floats, at: float) -> Floats:
         """[job]: its credit."""
-        had = np.array([self.earned.get(job.spec.id, 0.0) for job in jobs])
+        earned = self.earned
+        had = np.array([earned.get(job.spec.id, 0.0) for job in jobs]) if earned else np.zeros(len(jobs))
         grows = (had > _FREE) | np.array([job.desired is None for job in jobs])
         begun = np.where(grows, np.array([job.since for job in jobs]), at)
         classes = classes_of(lengths)
@@ -130,6 +131,8 @@ class WaitingClocks:
 
     def reluctance(self, jobs: Sequence[Job], at: float) -> Floats:
         """[job]: the factor on the value of its devices that preempting it once more takes now."""
+        if not self.stops:
+            return np.ones(len(jobs))
         counted = [min(self.stops.get(job.spec.id, 0), _MOST_STOPS) - _FREE_STOPS for job in jobs]
         doubled = 2.0 ** np.maximum(0, counted)
         held_s = at - np.array([job.since for job in jobs])

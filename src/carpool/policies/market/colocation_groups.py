@@ -327,7 +327,8 @@ def _sharers(view: Snapshot, menu: Menu) -> dict[int, set[int]]:
         job = menu.jobs[row]
         held = job.desired
         assert held is not None
-        if not is_shared and held.is_whole:
+        shares = held.shares
+        if not is_shared and ((len(shares) == 1 and shares[0].fraction == 1.0) or held.is_whole):
             found[row] = {row}
             continue
         there = {tuple([r.job for r in occupancy.residents(device)]) for device in held.devices()}

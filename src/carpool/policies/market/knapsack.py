@@ -63,20 +63,19 @@ def exact(values: Floats, needs: Floats, supply: Floats) -> Choices:
     widest = needs.max(axis=0) * len(values)
     shape = tuple(int(min(there, wanted)) + 1 for there, wanted in zip(supply, widest, strict=True))
     best = np.zeros(shape)
-    choices: list[NDArray[np.int16]] = []
+    choices: NDArray[np.int16] = np.full((len(values), *shape), NONE, np.int16)
     amounts = [tuple(map(int, row)) for row in needs]
     fits = [all(need < size for need, size in zip(amount, shape, strict=True)) for amount in amounts]
     taken = [tuple([slice(need, None) for need in amount]) for amount in amounts]
     before = [tuple([slice(0, max(0, size - need)) for need, size in zip(a, shape, strict=True)]) for a in amounts]
-    for row in values:
-        chosen = np.full(shape, NONE, np.int16)
-        open_to = [option for option in np.flatnonzero(row > 0.0).tolist() if fits[option]]
+    fitting = [option for option, fit in enumerate(fits) if fit]
+    for row, is_able, chosen in zip(values.tolist(), (values > 0.0).tolist(), choices, strict=True):
+        open_to = [option for option in fitting if is_able[option]]
         totals = [best[before[option]] + row[option] for option in open_to]  # all without this job
         for option, total in zip(open_to, totals, strict=True):
             there = best[taken[option]]
             chosen[taken[option]][total > there] = option
             np.maximum(total, there, out=there)
-        choices.append(chosen)
     spot = [size - 1 for size in shape]
     picked = np.full(len(values), NONE, np.intp)
     for job in range(len(values) - 1, -1, -1):

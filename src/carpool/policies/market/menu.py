@@ -21,6 +21,7 @@ from carpool.policies.market.policy_memory import Batches, EstimateCache, Held, 
 from carpool.policies.market.prices import Places
 
 _FEW = 16  # devices in the cluster up to which jobs may also span device types
+_SPARE = 64  # cached entries beyond twice the jobs, before those of ended jobs are dropped
 _FINE = 12  # up to this every device count is an option, above it steps of an eighth
 
 
@@ -120,30 +121,40 @@ def rate_when_spread(view: Snapshot, job: Job, offer: Offer) -> OptionRate:
     tight = _tight(view.cluster, offer).groups
     (kind, count), *others = tight
     groups = tuple(sorted([(kind, count // 2), (kind, count - count // 2), *others])) if count > 1 else tight
-    return OptionRate(view.estimates.rate(job.spec, Placement(groups)).mean)
+    path = view.cluster.fastest_path() if len(groups) > 1 else None
+    return OptionRate(view.estimates.rate(job.spec, Placement(groups, path=path)).mean)
+
+
+def rate_on_nodes(view: Snapshot, job: Job, held: Allocation) -> float:
+    """The estimated rate on whole devices, over the links between their nodes."""
+    placement = view.cluster.placement(held)
+    return view.estimates.rate(job.spec, Placement(placement.groups, 1.0, held.batch_size, path=placement.path)).mean
 
 
 def _holdings(
     view: Snapshot, jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache
 ) -> list[Held | None]:
     """What each running job holds, cached between plans."""
-    before = known.holdings
-    known.holdings = now = {}
-    found: list[Held | None] = []
-    for job, like in zip(jobs, likes, strict=True):
-        if job.desired is None:
-            found.append(None)
+    holdings = known.holdings
+    found: list[Held | None] = [None] * len(jobs)
+    for row, job in enumerate(jobs):
+        held = job.desired
+        if held is None:
             continue
-        holding = before.get(job.spec.id)
-        if holding is None or holding.allocation is not job.desired or holding.like != like:
-            holding = _holding(view, job, job.desired, like)
-        found.append(holding)
-        now[job.spec.id] = holding
+        name = job.spec.id
+        holding = holdings.get(name)
+        if holding is None or holding.allocation is not held or holding.like != likes[row]:
+            holding = holdings[name] = _holding(view, job, held, likes[row])
+        found[row] = holding
+    if len(holdings) > 2 * len(jobs) + _SPARE:
+        known.holdings = {job.spec.id: each for job, each in zip(jobs, found, strict=True) if each is not None}
     return found
 
 
 def _holding(view: Snapshot, job: Job, held: Allocation, like: Hashable) -> Held:
     shape = shape_of(view.cluster, held)
+    if view.cluster.links and not view.estimates.tunes_batches and len(view.cluster.nodes_of(held)) > 1:
+        return Held(held, like, shape, rate_on_nodes(view, job, held))
     tight = len(held.shares) == 1 or _is_tight(view.cluster, held, shape)
     return Held(held, like, shape, None if tight else rate_when_spread(view, job, shape).rate)
 
@@ -153,19 +164,21 @@ def _alike(jobs: Sequence[Job], likes: Sequence[Hashable], known: EstimateCache)
     places: dict[Hashable, int] = {}
     examples: dict[Hashable, Job] = {}
     found: list[int] = []
-    before = known.asks
-    known.asks = now = {}
+    asks = known.asks
+    if len(asks) > 2 * len(jobs) + _SPARE:
+        active = {job.spec.id for job in jobs}
+        known.asks = asks = {name: ask for name, ask in asks.items() if name in active}
     for job, like in zip(jobs, likes, strict=True):
         spec = job.spec
-        ask = before.get(spec.id)
+        ask = asks.get(spec.id)
         if ask is None or ask.spec is not spec:
-            ask = known.ask_of(spec)
-        now[spec.id] = ask
+            ask = asks[spec.id] = known.ask_of(spec)
         key: Hashable = (like, ask.number)
         if ask.tunes and job.desired is not None and job.desired.batch_size:
             key = (like, ask.number, job.desired.batch_size)
-        place = places.setdefault(key, len(places))
-        if place == len(examples):
+        place = places.get(key)
+        if place is None:
+            place = places[key] = len(places)
             examples[key] = job
         found.append(place)
     return np.array(found, np.intp), examples
@@ -291,10 +304,15 @@ def _is_tight(cluster: Cluster, allocation: Allocation, shape: Offer) -> bool:
 
 
 def _tight(cluster: Cluster, offer: Offer) -> Placement:
-    """An offer on as few nodes as possible."""
+    """An offer on as few nodes as possible, over the fastest link."""
     if len(offer.groups) == 1:
-        return placed_on(cluster, *offer.groups[0])
-    return Placement(tuple(sorted([part for group in offer.groups for part in placed_on(cluster, *group).groups])))
+        placement = placed_on(cluster, *offer.groups[0])
+    else:
+        parts = [part for group in offer.groups for part in placed_on(cluster, *group).groups]
+        placement = Placement(tuple(sorted(parts)))
+    if len(placement.groups) > 1 and (path := cluster.fastest_path()) is not None:
+        return replace(placement, path=path)
+    return placement
 
 
 def _offers(

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from carpool.core.draft import Draft
-from carpool.core.model import Allocation, Job, Share
-from carpool.core.placement import Runs, consolidated, emptiest, merge_runs, pooled
+from carpool.core.model import Allocation, Job, Kind, Share
+from carpool.core.placement import Runs, consolidated, emptiest, linked, merge_runs, pooled
 from carpool.policies.market.colocation_groups import ColocationGroup, ColocationGroups
 from carpool.policies.market.knapsack import NONE, Choices
-from carpool.policies.market.menu import Menu, rate_when_spread, shape_of
+from carpool.policies.market.menu import Menu, rate_on_nodes, rate_when_spread, shape_of
 from carpool.policies.market.policy_memory import Offer
+
+_NEARLY = 0.9  # of the best rate is worth no move to other nodes
 
 
 def place_all(draft: Draft, menu: Menu, groups: ColocationGroups, choice: Choices) -> None:
@@ -52,6 +54,8 @@ def _place_or_next_best(draft: Draft, menu: Menu, group: ColocationGroup, wanted
             apart and _place_group(draft, menu, group, option, apart=False)
         ):
             return
+    if menu.cluster.links:
+        _place_group(draft, menu, group, wanted, apart=True, pays=True)  # over a slow link rather than not at all
 
 
 def _spread_ratio(draft: Draft, menu: Menu, group: ColocationGroup, option: int) -> float:
@@ -60,12 +64,32 @@ def _spread_ratio(draft: Draft, menu: Menu, group: ColocationGroup, option: int)
     return float(rate_when_spread(draft.view, menu.jobs[row], menu.offers[option]).rate / menu.rates[row, option])
 
 
-def _place_group(draft: Draft, menu: Menu, group: ColocationGroup, option: int, *, apart: bool) -> bool:
-    """Assign the devices of an offer to all jobs of a group; False, with nothing changed, if they are not free."""
+def _pays(draft: Draft, menu: Menu, group: ColocationGroup, option: int, runs: Runs) -> bool:
+    """Whether an offer on these devices, over the links between them, is worth more than any smaller one."""
+    held = Allocation.exclusive(runs)
+    if not menu.cluster.links or len(menu.cluster.nodes_of(held)) == 1:
+        return True
+    row, free, offers = group.rows[0], draft.occupancy.free_devices, menu.offers
+    slower = rate_on_nodes(draft.view, menu.jobs[row], held) / menu.rates[row, option]
+    smaller = [
+        value
+        for value, offer in zip(group.values.tolist(), offers, strict=True)
+        if offer.width < offers[option].width and all(free.get(kind, 0) >= count for kind, count in offer.groups)
+    ]
+    return bool(group.values[option] * slower >= max(smaller, default=0.0))
+
+
+def _place_group(
+    draft: Draft, menu: Menu, group: ColocationGroup, option: int, *, apart: bool, pays: bool = False
+) -> bool:
+    """Assign the devices of an offer to all jobs of a group; False, with nothing changed, if they are not free.
+
+    Unless it `pays` in any case, an offer over a slow link is left to smaller ones that are worth more.
+    """
     first = max(group.rows, key=lambda row: menu.held[row] == option)
     job, offer = menu.jobs[first], menu.offers[option]
     runs = _find(draft, job, offer, apart=apart)
-    if runs is None:
+    if runs is None or not (pays or _pays(draft, menu, group, option, runs)):
         return False
     batches = group.batches.get(option) or [int(menu.batches[row, option]) for row in group.rows]
     for row, batch, share in zip(group.rows, batches, group.fractions(option), strict=True):
@@ -104,7 +128,24 @@ def _find(draft: Draft, job: Job, offer: Offer, *, apart: bool) -> Runs | None:
         return merge_runs([run for kind, count in offer.groups for run in pooled(free, kind, count) or ()])
     kind, count = offer.groups[0]
     runs = _near(draft, job, offer) or consolidated(free, kind, count)
-    return emptiest(free, kind, count) if runs is None and apart else runs
+    runs = emptiest(free, kind, count) if runs is None and apart else runs
+    if runs is None or not free.cluster.links or len(free.cluster.nodes_of(Allocation.exclusive(runs))) == 1:
+        return runs
+    return _best_linked(draft, job, kind, count, runs)
+
+
+def _best_linked(draft: Draft, job: Job, kind: Kind, count: int, runs: Runs) -> Runs:
+    """Devices of several nodes on which the job is fastest; its own where others are hardly faster."""
+    free, held = draft.occupancy, job.desired
+    found = [runs, *linked(free, kind, count, free.cluster.nodes_for(job.spec))]
+    rates = [rate_on_nodes(draft.view, job, Allocation.exclusive(each)) for each in found]
+    paths = [free.cluster.path(free.cluster.nodes_of(Allocation.exclusive(each))) for each in found]
+    best = max(range(len(found)), key=lambda place: (rates[place], paths[place] or (0.0, 0.0)))  # unknown: fastest link
+    if held is not None and held.num_devices == count and all(free.is_free(device) for device in held.devices()):
+        own = tuple([share.devices for share in held.shares])
+        if rate_on_nodes(draft.view, job, Allocation.exclusive(own)) >= _NEARLY * rates[best]:
+            return own
+    return found[best]
 
 
 def _near(draft: Draft, job: Job, offer: Offer) -> Runs | None:

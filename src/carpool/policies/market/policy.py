@@ -182,8 +182,7 @@ class Carpool(Policy):
         """
         known, at = self.lengths == "known", view.at
         if known and menu.is_sure.all():
-            left_of = view.estimates.remaining
-            lefts = np.array([left_of(job, at).mean for job in menu.jobs])
+            lefts = np.array(view.estimates.remaining_of(menu.jobs, at))
             if np.isfinite(lefts).all():
                 return np.asarray(np.maximum(lefts, _TINY))
         work: Floats = np.maximum(_YOUNG_S * menu.rates.max(axis=1), _TINY)
@@ -273,9 +272,14 @@ class Carpool(Policy):
 
     def _moves_s(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
         """[job]: seconds that a move costs, lost work included; irrelevant for jobs that hold nothing."""
-        known = [None if job.desired is None else view.estimates.move_s(job.spec) for job in jobs]
-        lost = [view.at - job.since if is_pinned(job) else 0.0 for job in jobs]
-        return np.array([self.move_s if seconds is None else seconds for seconds in known]) + lost
+        found = np.full(len(jobs), self.move_s)
+        for row, job in enumerate(jobs):
+            if job.desired is not None:
+                if (seconds := view.estimates.move_s(job.spec)) is not None:
+                    found[row] = seconds
+                if is_pinned(job):
+                    found[row] += view.at - job.since
+        return found
 
     def _wake_at(self, view: Snapshot, quote: Quote) -> float:
         """Plan again after a fifth of the shortest remaining time: estimates may have changed by then."""

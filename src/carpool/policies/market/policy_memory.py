@@ -66,7 +66,7 @@ class Ask(NamedTuple):
 
 
 class EstimateCache:
-    """Estimates and holdings kept between plans; what the last plan did not use is dropped."""
+    """Estimates and holdings kept between plans; what ended jobs used is dropped now and then."""
 
     def __init__(self) -> None:
         self._asked: tuple[Estimator, Cluster] | None = None

@@ -25,6 +25,8 @@ def plan_uncontended(view: Snapshot, patience_s: float) -> Plan | None:
         view.at - job.since > _SHORTLY * patience_s for job in waiting
     ):  # the market stores what it earned by waiting
         return None
+    if view.cluster.links and any(job.spec.devices > max(view.cluster.node_size.values()) for job in waiting):
+        return None  # there may be a choice of links
     if not all(_is_rigid(job) for job in waiting) or sum(job.spec.devices for job in waiting) > occupancy.num_free:
         return None
     if not all(_keeps(view.cluster, job) for job in view.running()):

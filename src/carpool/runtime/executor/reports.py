@@ -43,6 +43,7 @@ class Sized:
     num_samples: int = 0
     target_loss: Measured | None = None  # training ends when the mean loss of `window` steps reaches it
     window: int = 10
+    gradient_bytes: int = 0  # that each of its devices contributes to a step; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,8 +204,8 @@ class TrainingWorkers:
         is_first = isinstance(message, Ready) and training.state.ready is None
         self.run(training, training.machine.message(at, worker, message))
         if is_first and isinstance(message, Ready):
-            target = message.target_loss, message.window
-            self._report(Sized(training.job, message.total_steps, message.batch_size, message.num_samples, *target))
+            size = (message.total_steps, message.batch_size, message.num_samples, message.target_loss, message.window)
+            self._report(Sized(training.job, *size, gradient_bytes=message.contribution_bytes))
         elif isinstance(message, Evaluated):
             self._report(Evaluation(training.job, message.step, message.metrics))
 

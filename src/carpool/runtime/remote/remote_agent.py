@@ -30,6 +30,7 @@ from carpool.runtime.executor.client import ExecutorSocket
 from carpool.runtime.executor.client_protocol import json_line
 from carpool.runtime.executor.job_guard import marked_job
 from carpool.runtime.remote import remote_protocol as protocol
+from carpool.runtime.remote.link_probe import answer_request, serve_probe
 from carpool.runtime.remote.remote_files import CODE_REQUESTS, FileService
 from carpool.runtime.remote.remote_protocol import RemoteRefused
 
@@ -83,6 +84,10 @@ class Agent:
                 await _answer(self._code_files, reader, writer)
             elif hello["purpose"] == "lend":
                 await self._relay_lending(hello, reader, writer)
+            elif hello["purpose"] == "measure":
+                await answer_request(hello, writer)
+            elif hello["purpose"] == "probe":
+                await serve_probe(reader, writer)
         except RemoteRefused as error:
             log_event(_log, "connection_refused", level=logging.WARNING, peer=peer, reason=str(error))
             with contextlib.suppress(ConnectionError):

@@ -24,7 +24,7 @@ from carpool.core.errors import CarpoolError
 PROTOCOL = 2
 CHUNK_BYTES = 1 << 20
 HANDSHAKE_S = 10.0
-LENDING = ("lend", "code")  # purposes of connections from other hosts of a fleet
+LENDING = ("lend", "code", "probe")  # purposes of connections from other hosts of a fleet
 _LENGTH_BYTES = 4
 _MAX_HEAD_BYTES = 1 << 20  # of a message without its payload
 _MAX_GREETING_BYTES = 4096  # before the other side has proved who it is

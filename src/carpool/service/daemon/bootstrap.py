@@ -28,6 +28,7 @@ from carpool.core.messages import (
     JobCancelled,
     JobFailed,
     JobFinished,
+    LinkMeasured,
     NodeJoined,
     Observer,
     Order,
@@ -48,6 +49,7 @@ from carpool.service.daemon.executor_access import ExecutorAccess, FleetMember, 
 from carpool.service.daemon.fleet_access import FleetAccess
 from carpool.service.daemon.fleet_growth import FleetGrowth, MemberSource
 from carpool.service.daemon.halving_control import HalvingControl
+from carpool.service.daemon.link_survey import LinkSurvey
 from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.notifications import JobEnd, Notifier
 from carpool.service.daemon.profile_store import ProfileSource, ProfileStore, SharedProfiles
@@ -156,6 +158,7 @@ class DaemonInstance:
         told = self.notices.append
         self._fleet = FleetAccess(options.fleet(), store, self.scheduler, options.options, self._commit, told)
         self.names = self._fleet.names
+        self._survey = LinkSurvey(self.scheduler, self._fleet.measure_link, self._apply_link)
         self._over: list[JobId] = []  # their records are not durable yet
         self._notifier = Notifier(options.state, self._tell, pass_env=options.options.pass_env)
         self._retention = CheckpointRetention(
@@ -304,9 +307,14 @@ class DaemonInstance:
         self.loop.proceed()
         first, self._first = self._first, []
         beside = [asyncio.create_task(self._retention.run())]
+<<<<<<< HEAD
         if self.options.source is not None:
             growth = FleetGrowth(self.options.source, self._fleet, self.loop, self._executors, self.scheduler)
             beside.append(asyncio.create_task(growth.run()))
+=======
+        if self._fleet.measures_links:
+            beside.append(asyncio.create_task(self._survey.run()))
+>>>>>>> work/topology
         try:
             await self.loop.run([*first, *facts], jobs)
         finally:
@@ -333,8 +341,10 @@ class DaemonInstance:
 
     def record(self, record: Record) -> None:
         for fact in record.facts:
-            if isinstance(fact, NodeJoined):
+            if isinstance(fact, NodeJoined | LinkMeasured):
                 self.observers.estimator.cluster = self.observers.allocations.cluster = self.scheduler.cluster
+                if isinstance(fact, NodeJoined):
+                    self._survey.joined(fact.name)
             elif isinstance(fact, JobFinished | JobFailed | JobCancelled):
                 self._over.append(fact.job)
             elif isinstance(fact, PolicyChanged) and fact.fault:
@@ -368,6 +378,9 @@ class DaemonInstance:
 
     def _tell(self, job: JobId, words: str) -> None:
         self.loop.tell(job, words)
+
+    async def _apply_link(self, fact: LinkMeasured) -> None:
+        await self.loop.apply(fact)
 
     def _on_submit(self, jobs: Sequence[ListedJob]) -> None:
         self.recovered.programs.update({spec.id: program for spec, program in jobs})

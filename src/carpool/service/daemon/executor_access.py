@@ -12,6 +12,7 @@ from carpool.backends.executors import LOCAL, ExecutorPort
 from carpool.backends.fleet import Member
 from carpool.core.errors import CarpoolError
 from carpool.core.model import JobId
+from carpool.core.topology import Path as LinkPath
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.environment import daemon_environment
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorOptions, ExecutorSocket
@@ -102,6 +103,7 @@ class FleetMember:
 
     member: Member
     access: ExecutorAccess
+    measure: Callable[[str], Awaitable[LinkPath | None]] | None = None  # of the link to another member; None: it cannot
 
 
 class PersistentExecutor:

@@ -14,6 +14,7 @@ from carpool.backends.fleet import MemberNode, device_names, is_of, loss_of, mem
 from carpool.core.messages import Fact, JobFailed, NodeLost
 from carpool.core.model import DeviceId, JobId, NodeId
 from carpool.core.scheduler import Scheduler
+from carpool.core.topology import Path
 from carpool.logs import log_event
 from carpool.runtime.executor.client import ExecutorOptions
 from carpool.runtime.executor.client_protocol import Inventory
@@ -56,6 +57,7 @@ class FleetAccess:
         self._tell = tell
         self._restarts: dict[str, list[float]] = {}
         self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
+        self._owners: dict[str, str] = {}  # members by the names of their nodes, as they are asked for
         self.nodes: dict[str, MemberNode] = {}
         cluster = scheduler.cluster
         for name, each in self._members.items():
@@ -72,7 +74,24 @@ class FleetAccess:
     def owner(self, device: DeviceId) -> str:
         """The member that has a device; empty: none has its node any more."""
         node = self._scheduler.cluster.node_of(device).name
+<<<<<<< HEAD
         return next((name for name in self._members if is_of(node, name)), "")
+=======
+        if node not in self._owners:
+            self._owners[node] = next(name for name in self._members if is_of(node, name))
+        return self._owners[node]
+
+    @property
+    def measures_links(self) -> bool:
+        """Whether there are links between members that can be measured."""
+        return sum(each.measure is not None for each in self._members.values()) > 1
+
+    async def measure_link(self, one: str, other: str) -> Path | None:
+        """Measure the link between two nodes; None if their members cannot."""
+        nodes = {node.name: self.owner(DeviceId(node.devices.start)) for node in self._scheduler.cluster.nodes}
+        measure = self._members[nodes[one]].measure
+        return None if measure is None else await measure(nodes[other])
+>>>>>>> work/topology
 
     async def start(self) -> Mapping[str, MemberStart]:
         """Claim the executors that an earlier daemon left running, and start the others."""

@@ -33,7 +33,7 @@ from carpool.runtime.executor.client_protocol import report_to_json
 from carpool.runtime.executor.reports import Facts, Gone, HandedOver, InvalidReport, Outcome, Report, Sized, Told
 from carpool.service.daemon.policy_guard import PlanningBudget
 from carpool.service.store.disk_space import DiskReserve
-from carpool.service.store.store import CommitMark, ExecutorMark, Store, StoreFull, snapshot_text
+from carpool.service.store.store import ExecutorMark, Store, StoreFull, snapshot_text
 
 _RECORDS_RETAINED = 100_000  # for job histories; replaying them at a start takes some seconds
 _RECORDS_PER_SNAPSHOT = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
@@ -142,6 +142,9 @@ class DaemonLoop:
         self.leaves_running = False
         self._stopping, self._aborting = asyncio.Event(), asyncio.Event()
         self._receiving: dict[str, asyncio.Task[Report]] = {}  # by executor
+        self._reported: list[str] = []  # executors whose report has arrived, in that order
+        self._has_reports = asyncio.Event()
+        self._heard: dict[str, ExecutorMark] = {}  # by executor: to be acknowledged once durable
         self._fresh: set[JobId] = set()  # jobs that no executor has ever known
         self._held: dict[str, list[Report]] = {}  # by executor: outcomes whose facts are to come, and what followed
         self._dirty = asyncio.Event()
@@ -244,18 +247,23 @@ class DaemonLoop:
         changed = asyncio.create_task(self._changed.wait())
         try:
             self._receive_all()
-            self._set_mark()
+            for name, port in self._executors:
+                self._set_mark(name, port)
             if facts or jobs:
                 self._submit(facts, jobs)
             while not (self._stopping.is_set() or committing.done() or self._options.end.is_over(self._scheduler)):
                 if starved := self._options.end.starved(self._scheduler):
                     self._handle(starved)
                     continue
+<<<<<<< HEAD
                 waiting = {*self._receiving.values(), stopping, committing, changed}
                 await self._clock.wait(waiting, self._scheduler.wake_at)
                 if changed.done():
                     self._changed.clear()
                     changed = asyncio.create_task(self._changed.wait())
+=======
+                await self._wait_for_reports({stopping, committing}, self._scheduler.wake_at)
+>>>>>>> work/topology
                 await self._take_reports()
                 self._wake()
             self._is_ending = True
@@ -270,34 +278,58 @@ class DaemonLoop:
                     await port.leave()
 
     def _receive_all(self, names: Collection[str] | None = None) -> None:
-        for name, port in self._executors:
+        for name, _ in self._executors:
             if names is None or name in names:
-                self._receiving[name] = asyncio.create_task(port.receive())
+                self._receive(name)
+
+    def _receive(self, name: str) -> None:
+        self._receiving[name] = task = asyncio.create_task(self._executors[name].receive())
+        task.add_done_callback(lambda task: self._on_received(name))
+
+    def _on_received(self, name: str) -> None:
+        self._reported.append(name)
+        self._has_reports.set()
+
+    async def _wait_for_reports(self, tasks: set[asyncio.Task[Any]], until: float | None) -> None:
+        """Wait for a report of any executor, one of the tasks, or an instant; the cost is independent of executors."""
+        waiting = asyncio.create_task(self._has_reports.wait())
+        try:
+            await self._clock.wait({waiting, *tasks}, until)
+        finally:
+            waiting.cancel()
+
+    def _arrived(self) -> list[str]:
+        """The executors whose report has arrived since the last call."""
+        arrived, self._reported = self._reported, []
+        self._has_reports.clear()
+        return [name for name in arrived if name in self._receiving and self._receiving[name].done()]
 
     async def _take_reports(self) -> None:
-        for name in [name for name, task in self._receiving.items() if task.done()]:
+        for name in self._arrived():
             report = self._receiving[name].result()
             if isinstance(report, Gone) and self._hooks.renew is not None:
                 await self._renew(name, report, self._hooks.renew)
             else:
                 self._take(name, report)
-            self._receiving[name] = asyncio.create_task(self._executors[name].receive())
+            self._receive(name)
 
     def _take(self, name: str, report: Report, *, carry: bool = True) -> None:
         """Fold a report. A job's outcome is held back until the fact that the job ended: both are stored, or none."""
         if isinstance(report, Gone):
             raise ExecutorGone(f"the executor ended: {report.reason}")
+        held = self._held.setdefault(name, [])
         if isinstance(report, HandedOver):
             if carry:
                 self._executors.handed_over(name, report.job)
+            if not held:
+                self._set_mark(name, self._executors[name])
             return
-        held = self._held.setdefault(name, [])
         if isinstance(report, Outcome) or (held and not isinstance(report, Facts)):
             held.append(report)
             return
         at = self._now()
         self._held[name] = []
-        self._set_mark()
+        self._set_mark(name, self._executors[name])
         for each in held:
             self._keep_report(at, each)
         if isinstance(report, Facts):
@@ -326,21 +358,18 @@ class DaemonLoop:
         port, facts = await renew(name, gone.reason)
         self._held.pop(name, None)  # reports without their facts: those steps are repeated
         self._executors.replace(name, port)
-        self._set_mark()
+        self._set_mark(name, port)
         self._handle(facts)
         port.proceed()
 
-    def _set_mark(self) -> None:
-        """Let the next record name the executors and their last reports.
+    def _set_mark(self, name: str, port: ExecutorPort) -> None:
+        """Let the next record name an executor and its last report.
 
         When an executor was replaced, the first record that names the new one also says that the old one is gone.
         """
-        before = self._store.mark
-        marks = {
-            name: ExecutorMark(port.life, port.heard) if port.life else before.of(name)  # 0: the member is away
-            for name, port in self._executors
-        }
-        self._store.mark = CommitMark(before.epoch, marks)
+        if port.life:  # 0: the member is away
+            self._heard[name] = mark = ExecutorMark(port.life, port.heard)
+            self._store.set_mark(name, mark)
 
     async def end_executors(self, names: Collection[str] | None = None, *, checkpoint: bool = True) -> None:
         """End executors, all or those named, and store their last reports; before `run`."""
@@ -401,7 +430,8 @@ class DaemonLoop:
         durable, self._durable = self._durable, None
         self._committing = durable
         self._store.flush_reports(self._scheduler.at)
-        mark, finish = self._store.mark, self._hooks.before_commit()
+        heard, self._heard = self._heard, {}
+        finish = self._hooks.before_commit()
         try:
             await self._make_durable()
             finish()
@@ -409,7 +439,7 @@ class DaemonLoop:
             for job in ended:
                 self._fresh.discard(job)
                 self._executors.forget(job)
-            self._acknowledge(mark)
+            self._acknowledge(heard)
         except Exception as error:
             for waiting in (durable, self._when_durable()):  # no caller may wait for ever
                 if waiting is not None and not waiting.done():
@@ -439,11 +469,11 @@ class DaemonLoop:
                 kind = type(order).__name__.lower()
                 log_event(_log, "order", order=kind, job=order.job, generation=order.generation, devices=devices)
 
-    def _acknowledge(self, mark: CommitMark) -> None:
-        for name, port in self._executors:
-            life, heard = mark.of(name)
-            if life == port.life:
-                port.acknowledge(heard)
+    def _acknowledge(self, heard: Mapping[str, ExecutorMark]) -> None:
+        for name, mark in heard.items():
+            port = self._executors[name]
+            if mark.life == port.life:
+                port.acknowledge(mark.heard)
 
     async def _make_durable(self) -> None:
         """Commit; on a full disk with the reserve, and then as often as it takes."""
@@ -534,24 +564,25 @@ class DaemonLoop:
         stops = [asyncio.create_task(port.stop(checkpoint=checkpoint)) for port in ports]
         aborting = asyncio.create_task(self._aborting.wait())
         try:
-            while pending := {*self._receiving.values(), *(stop for stop in stops if not stop.done())}:
+            while self._receiving or not all(stop.done() for stop in stops):
                 if aborting.done():
                     for stop in stops:
                         stop.cancel()
                     stops = [asyncio.create_task(port.stop(checkpoint=False)) for port in ports]
                     break
-                await self._clock.wait({*pending, aborting}, None)
+                pending = next((stop for stop in stops if not stop.done()), aborting)
+                await self._wait_for_reports({pending, aborting}, None)
                 self._take_last_reports()
             await asyncio.gather(*stops)
         finally:
             aborting.cancel()
 
     def _take_last_reports(self) -> None:
-        for name in [name for name, task in self._receiving.items() if task.done()]:
+        for name in self._arrived():
             report = self._receiving.pop(name).result()
             if not isinstance(report, Gone):
                 self._take(name, report, carry=False)
-                self._receiving[name] = asyncio.create_task(self._executors[name].receive())
+                self._receive(name)
 
 
 def _details(program: Program, note: Mapping[str, Any] | None, sized: Sized | None = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from carpool.backends.remote_member import RemoteMember
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.messages import Order
 from carpool.core.model import JobId
+from carpool.core.topology import Path as LinkPath
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
@@ -24,6 +25,7 @@ from carpool.logs import log_event
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
 from carpool.runtime.executor.reports import Gone, Report
 from carpool.runtime.remote.lending import Lender
+from carpool.runtime.remote.link_probe import request_measurement
 from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable, RemoteFiles, connect
 from carpool.runtime.remote.remote_protocol import lending_token
 from carpool.runtime.remote.remote_start import ensure_agent
@@ -153,6 +155,11 @@ class RemoteAccess:
             log_event(_log, "member_unusable", level=logging.WARNING, executor=self._host.name, reason=str(error))
         self._trouble = str(error)
         await asyncio.sleep(_RETRY_S)
+
+    async def measure_link(self, other: str) -> LinkPath | None:
+        """Let this host measure the link to another member; None if it cannot."""
+        peer = self._settings.lenders.get(other)
+        return None if peer is None else await request_measurement(self._host, peer.host)
 
     def job_in_hand(self) -> JobId | None:
         """The job that the last executor was handling when it died, named once: one loss takes two replacements."""
@@ -336,8 +343,15 @@ async def remote_members(
         except HostUnreachable:
             if not may_be_away:
                 raise
+<<<<<<< HEAD
             return FleetMember(Member(host.name, ()), RemoteAccess(host, settings, None))
         return FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts))
+=======
+            absent = RemoteAccess(host, settings, None)
+            return FleetMember(Member(host.name, ()), absent, absent.measure_link)
+        access = RemoteAccess(host, settings, facts.state)
+        return FleetMember(Member(host.name, facts.devices, facts.supplies), access, access.measure_link)
+>>>>>>> work/topology
 
     found = await asyncio.gather(*[member(host) for host in hosts.hosts])
     if not any(each.member.devices for each in found):

@@ -26,6 +26,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     """,
     "SELECT 1;",  # version 2: marks name their executor
+    "SELECT 1;",  # version 3: marks name the executors that changed
 )
 
 

@@ -39,6 +39,7 @@ DATABASE = "journal.sqlite"
 LOG = "accepted.log"
 
 _SNAPSHOTS_KEPT = 2  # the newest, and one in case it is damaged
+_MARKED_EVERY = 256  # records, one of which names all executors; the others those that changed
 
 Details = Mapping[JobId, Mapping[str, Any]]  # a job's program and notes, as JSON values
 
@@ -66,8 +67,10 @@ class CommitMark(NamedTuple):
     def of(self, executor: str) -> ExecutorMark:
         return self.executors.get(executor, ExecutorMark())
 
+    is_whole: bool = True  # names all executors, not only those that changed since the record before
+
     def to_json(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "executors": self.executors}
+        return {"epoch": self.epoch, "executors" if self.is_whole else "changed": self.executors}
 
     @classmethod
     def from_json(cls, value: Any) -> CommitMark:
@@ -75,8 +78,9 @@ class CommitMark(NamedTuple):
         if isinstance(value, list):
             epoch, *mark = decode_value(tuple[int, int, int], value, "CommitMark.epoch")
             return cls(epoch, {LOCAL: ExecutorMark(*mark)})
-        epoch = decode_value(int, value["epoch"], "CommitMark.epoch")
-        return cls(epoch, decode_value(Mapping[str, ExecutorMark], value["executors"], "CommitMark.executors"))
+        epoch, is_whole = decode_value(int, value["epoch"], "CommitMark.epoch"), "executors" in value
+        named = value["executors" if is_whole else "changed"]
+        return cls(epoch, decode_value(Mapping[str, ExecutorMark], named, "CommitMark.executors"), is_whole)
 
 
 class StoredReport(NamedTuple):
@@ -126,8 +130,11 @@ class Store:
         self.begun_at = head.begun_at
         self.findings = state.findings
         self.snapshot = state.snapshot  # the newest that is sound
-        self.mark = state.mark  # goes with every record from now on
-        self._stored_mark = state.mark  # in the newest record
+        self._epoch = state.mark.epoch
+        self._marks = dict(state.mark.executors)  # the newest of every executor
+        self._changed: dict[str, ExecutorMark] = {}  # those that the next record has to name
+        self._stored_epoch, self._stored_marks = state.mark.epoch, dict(state.mark.executors)  # up to the newest record
+        self._until_whole = 0  # records that may still leave out unchanged marks
         self._head = head
         self._files = files
         self._sync = sync
@@ -176,9 +183,28 @@ class Store:
         newest = max(lines)
         last = max(newest, head.first - 1)  # all records may have been dropped behind a snapshot
         snapshot = _newest_snapshot(database, head, last)
-        mark = parse_entry(lines[newest]).mark if newest else snapshot.mark if snapshot is not None else CommitMark()
+        mark = _newest_mark(lines, CommitMark() if snapshot is None else snapshot.mark)
         state = _State(findings, snapshot, last + 1, _submitted(lines[newest]), mark)
         return cls(folder, head, state, _Files(database, log), sync=sync)
+
+    @property
+    def mark(self) -> CommitMark:
+        """The mark that all records up to the next one imply."""
+        return CommitMark(self._epoch, self._marks)
+
+    @mark.setter
+    def mark(self, mark: CommitMark) -> None:
+        self._epoch = mark.epoch
+        for name in self._marks.keys() - mark.executors.keys():
+            del self._marks[name]
+            self._until_whole = 0
+        for name, each in mark.executors.items():
+            self.set_mark(name, each)
+
+    def set_mark(self, executor: str, mark: ExecutorMark) -> None:
+        """Let the next record name an executor's last report."""
+        if self._marks.get(executor) != mark:
+            self._marks[executor] = self._changed[executor] = mark
 
     def detail(self, job: JobId, details: Mapping[str, Any]) -> None:
         self._details[job] = details
@@ -188,7 +214,7 @@ class Store:
 
     def flush_reports(self, at: float) -> None:
         """Add an empty record where reports or a mark wait for one, so that the next commit holds them."""
-        if self._reports or self.mark != self._stored_mark:
+        if self._reports or self._changed or self._epoch != self._stored_epoch:
             self.record(Record(at, ()))
 
     def record(self, record: Record) -> None:
@@ -200,14 +226,24 @@ class Store:
             body["details"] = details
         if self._reports:
             body["notes"], self._reports = self._reports, []
-        if self.mark != CommitMark():
-            self._stored_mark = self.mark
-            body["mark"] = self.mark.to_json()
+        if self._epoch or self._marks:
+            body["mark"] = self._next_mark().to_json()
         line = LogLine.after(self._last_crc, self._next, _text(body))
         self._pending.append(line)
         self._last_crc = line.crc
         self._next += 1
         self._submitted = submitted
+
+    def _next_mark(self) -> CommitMark:
+        """The mark of the next record: with many executors mostly of those that changed."""
+        changed, self._changed = self._changed, {}
+        self._stored_epoch = self._epoch
+        self._stored_marks.update(changed)
+        self._until_whole -= 1
+        if self._until_whole < 0 or len(changed) == len(self._marks):
+            self._until_whole = _MARKED_EVERY
+            return CommitMark(self._epoch, dict(self._marks))
+        return CommitMark(self._epoch, changed, is_whole=False)
 
     def commit(self) -> None:
         """Make all added records durable, in both copies or in none; `record` may go on meanwhile.
@@ -261,7 +297,8 @@ class Store:
 
     def take_snapshot(self, state: StateSnapshot, details: Details | None = None) -> StoredSnapshot:
         """A snapshot after all records added so far, to be serialized and then stored by `store_snapshot_later`."""
-        return StoredSnapshot(self._next - 1, state, details or {}, self._stored_mark)
+        mark = CommitMark(self._stored_epoch, dict(self._stored_marks))
+        return StoredSnapshot(self._next - 1, state, details or {}, mark)
 
     def store_snapshot(self, state: StateSnapshot, details: Details | None = None) -> None:
         """Store a snapshot after the last committed record, so that the next start folds only what follows it."""
@@ -376,6 +413,18 @@ def parse_entry(line: LogLine) -> StoredRecord:
     except UNUSABLE:
         record, skipped = salvage_record(body.get("record"))
         return StoredRecord(line.number, record, details, reports, mark, tuple(skipped))
+
+
+def _newest_mark(lines: Mapping[int, LogLine], before: CommitMark) -> CommitMark:
+    """The mark after the last line, collected back to one that names all executors; `before` where there is none."""
+    epoch, named = None, dict[str, ExecutorMark]()
+    for number in sorted(lines, reverse=True):
+        mark = parse_entry(lines[number]).mark if number else before
+        epoch = mark.epoch if epoch is None else epoch
+        named = {**mark.executors, **named}
+        if number and mark.is_whole:
+            break
+    return CommitMark(before.epoch if epoch is None else epoch, named)
 
 
 def _oldest(database: Database, lines: Mapping[int, LogLine]) -> int:
