@@ -307,14 +307,11 @@ class DaemonInstance:
         self.loop.proceed()
         first, self._first = self._first, []
         beside = [asyncio.create_task(self._retention.run())]
-<<<<<<< HEAD
         if self.options.source is not None:
             growth = FleetGrowth(self.options.source, self._fleet, self.loop, self._executors, self.scheduler)
             beside.append(asyncio.create_task(growth.run()))
-=======
-        if self._fleet.measures_links:
+        if self._fleet.measures_links or self.options.source is not None:
             beside.append(asyncio.create_task(self._survey.run()))
->>>>>>> work/topology
         try:
             await self.loop.run([*first, *facts], jobs)
         finally:

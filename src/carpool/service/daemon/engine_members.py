@@ -79,7 +79,8 @@ class EngineMembers:
 
     def _member(self, host: Host, facts: AgentFacts | None) -> FleetMember:
         member = Member(host.name, ()) if facts is None else Member(host.name, facts.devices, facts.supplies)
-        return FleetMember(member, RemoteAccess(host, self._settings, facts, self._ensure))
+        access = RemoteAccess(host, self._settings, facts, self._ensure)
+        return FleetMember(member, access, access.measure_link)
 
     async def _ensure(self, host: Host) -> Host:
         if host.name in self._released:

@@ -74,11 +74,8 @@ class FleetAccess:
     def owner(self, device: DeviceId) -> str:
         """The member that has a device; empty: none has its node any more."""
         node = self._scheduler.cluster.node_of(device).name
-<<<<<<< HEAD
-        return next((name for name in self._members if is_of(node, name)), "")
-=======
-        if node not in self._owners:
-            self._owners[node] = next(name for name in self._members if is_of(node, name))
+        if self._owners.get(node) not in self._members:
+            self._owners[node] = next((name for name in self._members if is_of(node, name)), "")
         return self._owners[node]
 
     @property
@@ -89,9 +86,8 @@ class FleetAccess:
     async def measure_link(self, one: str, other: str) -> Path | None:
         """Measure the link between two nodes; None if their members cannot."""
         nodes = {node.name: self.owner(DeviceId(node.devices.start)) for node in self._scheduler.cluster.nodes}
-        measure = self._members[nodes[one]].measure
-        return None if measure is None else await measure(nodes[other])
->>>>>>> work/topology
+        member = self._members.get(nodes[one])
+        return None if member is None or member.measure is None else await member.measure(nodes[other])
 
     async def start(self) -> Mapping[str, MemberStart]:
         """Claim the executors that an earlier daemon left running, and start the others."""

@@ -158,7 +158,6 @@ class DaemonLoop:
         self._snapshotting: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_ending = False  # no member can join any more
-        self._changed = asyncio.Event()  # an executor was added or replaced
         self.disk_full = ""  # why no jobs are accepted; empty: they are
         scheduler.add_observer(self)
 
@@ -221,11 +220,10 @@ class DaemonLoop:
         if (receiving := self._receiving.pop(name, None)) is not None:
             receiving.cancel()
         self._executors.replace(name, port)
-        self._set_mark()
+        self._set_mark(name, port)
         if facts:
             self._handle(facts)
-        self._receiving[name] = asyncio.create_task(port.receive())
-        self._changed.set()
+        self._receive(name)
         return True
 
     def proceed(self) -> None:
@@ -244,7 +242,6 @@ class DaemonLoop:
     async def run(self, facts: Sequence[Fact] = (), jobs: Sequence[ListedJob] = ()) -> None:
         committing = asyncio.create_task(self._commit_always())
         stopping = asyncio.create_task(self._stopping.wait())
-        changed = asyncio.create_task(self._changed.wait())
         try:
             self._receive_all()
             for name, port in self._executors:
@@ -255,22 +252,14 @@ class DaemonLoop:
                 if starved := self._options.end.starved(self._scheduler):
                     self._handle(starved)
                     continue
-<<<<<<< HEAD
-                waiting = {*self._receiving.values(), stopping, committing, changed}
-                await self._clock.wait(waiting, self._scheduler.wake_at)
-                if changed.done():
-                    self._changed.clear()
-                    changed = asyncio.create_task(self._changed.wait())
-=======
                 await self._wait_for_reports({stopping, committing}, self._scheduler.wake_at)
->>>>>>> work/topology
                 await self._take_reports()
                 self._wake()
             self._is_ending = True
             if not committing.done() and not self.leaves_running:
                 await self._shut_down()
         finally:
-            for task in (stopping, changed, *self._receiving.values()):
+            for task in (stopping, *self._receiving.values()):
                 task.cancel()
             await self._last_commit(committing)
             if self.leaves_running:
@@ -306,6 +295,8 @@ class DaemonLoop:
 
     async def _take_reports(self) -> None:
         for name in self._arrived():
+            if not self._receiving[name].done():
+                continue  # replaced while another one was renewed
             report = self._receiving[name].result()
             if isinstance(report, Gone) and self._hooks.renew is not None:
                 await self._renew(name, report, self._hooks.renew)

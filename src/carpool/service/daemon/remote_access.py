@@ -343,15 +343,10 @@ async def remote_members(
         except HostUnreachable:
             if not may_be_away:
                 raise
-<<<<<<< HEAD
-            return FleetMember(Member(host.name, ()), RemoteAccess(host, settings, None))
-        return FleetMember(Member(host.name, facts.devices, facts.supplies), RemoteAccess(host, settings, facts))
-=======
             absent = RemoteAccess(host, settings, None)
             return FleetMember(Member(host.name, ()), absent, absent.measure_link)
-        access = RemoteAccess(host, settings, facts.state)
+        access = RemoteAccess(host, settings, facts)
         return FleetMember(Member(host.name, facts.devices, facts.supplies), access, access.measure_link)
->>>>>>> work/topology
 
     found = await asyncio.gather(*[member(host) for host in hosts.hosts])
     if not any(each.member.devices for each in found):
