@@ -66,6 +66,11 @@ def test_jobs_ahead_are_named_with_what_puts_them_there() -> None:
     assert "2 waiting jobs are ahead of it: boss (priority high), early" in told
     assert "waits behind early (ahead of it in the queue), then gets n0:0 in about 60 s" in told
     assert "a higher priority or weight" in told
+    submit(scheduler, 0.0, spec("least", 10.0, priority=-1))
+    told = why(scheduler, "least")
+    assert (
+        "3 waiting jobs are ahead of it: boss (priority high), early (priority normal), late (priority normal)" in told
+    )
 
 
 def test_an_unknown_end_is_not_invented() -> None:
@@ -76,7 +81,7 @@ def test_an_unknown_end_is_not_invented() -> None:
 
 def test_a_job_that_needs_more_than_is_free_names_the_number() -> None:
     scheduler = queue(spec("a", 40.0, devices=3), spec("wide", devices=4), cluster=FOUR)
-    assert "1 of the 4 devices it needs are free" in why(scheduler, "wide")
+    assert "1 of the 4 devices it needs is free: with fewer it could start now" in why(scheduler, "wide")
 
 
 def test_a_blocked_job_names_what_blocks_it_and_when_that_ends() -> None:

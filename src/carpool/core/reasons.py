@@ -143,8 +143,12 @@ class Explainer:
         if not ahead:
             return ""
         own = rank_of(self._view, job)
-        names = [other.id + (f" ({self._rank_words(other)})" if rank_of(self._view, other) > own else "")
-                 for other in ahead[:_NAMED]]  # fmt: skip
+        names = [
+            f"{other.id} ({self._rank_words(other) or 'priority normal'})"
+            if rank_of(self._view, other) > own
+            else other.id
+            for other in ahead[:_NAMED]
+        ]
         more = f" and {len(ahead) - _NAMED} more" if len(ahead) > _NAMED else ""
         verb = "waiting job is" if len(ahead) == 1 else "waiting jobs are"
         return f"{len(ahead)} {verb} ahead of it: {', '.join(names)}{more}"
@@ -160,9 +164,8 @@ class Explainer:
         slots = self._slots().values()
         free = sum(slot.holder is None and cluster.kind_of(slot.device) in kinds for slot in slots)
         if 0 < free < job.spec.narrowest and not self._ahead(job):
-            return (
-                f"{free} of the {job.spec.narrowest} devices it needs are free: with fewer devices it could start now"
-            )
+            verb = "is" if free == 1 else "are"
+            return f"{free} of the {job.spec.narrowest} devices it needs {verb} free: with fewer it could start now"
         own = rank_of(self._view, job)
         equals = [name for name in self._ahead(job) if rank_of(self._view, self._view.jobs[name]) == own]
         return "a higher priority or weight would let it start earlier" if equals else ""

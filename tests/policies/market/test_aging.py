@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.draft import Draft
-from carpool.core.messages import JobFinished, JobSubmitted
+from carpool.core.messages import JobSubmitted
 from carpool.core.model import Allocation, Job, JobId, JobSpec
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
