@@ -83,19 +83,26 @@ class FollowingEstimator(OnlineEstimator):
 
 
 class Changes:
-    """Counts changes of share of each job."""
+    """Counts changes of share of each job: all, and those while it runs (others come with a start)."""
 
     def __init__(self) -> None:
         self.count: dict[JobId, int] = {}
-        self._held: dict[JobId, tuple[float, ...]] = {}
+        self.running: dict[JobId, int] = {}
+        self._last: dict[JobId, tuple[float, ...]] = {}
+        self._waiting: set[JobId] = set()
 
     def record(self, record: Record) -> None:
         for job, allocation, purpose in record.planned.changes if record.planned else ():
             self.count.setdefault(job, 0)
-            if allocation is not None and not hasattr(purpose, "steps"):
-                if self._held.get(job, allocation.fractions) != allocation.fractions:
-                    self.count[job] += 1
-                self._held[job] = allocation.fractions
+            self.running.setdefault(job, 0)
+            if allocation is None:
+                self._waiting.add(job)
+            elif not hasattr(purpose, "steps"):
+                is_other = self._last.get(job, allocation.fractions) != allocation.fractions
+                self.count[job] += is_other
+                self.running[job] += is_other and job not in self._waiting
+                self._last[job] = allocation.fractions
+                self._waiting.discard(job)
 
 
 def drawn(world: ColocationWorld, seed: int) -> list[Arrival]:
@@ -131,6 +138,7 @@ def run(world: StepWorld, arrivals: list[Arrival], policy: str, *, oracle: bool)
         "avg_jct_s": round(summary.avg_jct_s, 2),
         "makespan_s": round(summary.makespan_s, 2),
         "lane_changes": median(changes.count.values()),
+        "lane_changes_running": median(changes.running.values()),
     }
 
 
@@ -158,7 +166,8 @@ def main() -> None:
         logs = [log(row["policies"][place]["avg_jct_s"]) for row in rows]
         means[policy] = round(float(np.exp(np.mean(logs))), 2)
     print("geometric means", means)
-    print("median lane changes", median(row["policies"][0]["lane_changes"] for row in rows))
+    for key in ("lane_changes", "lane_changes_running"):
+        print("median", key, median(row["policies"][0][key] for row in rows))
     name = "sharing_mixes" + ("_oracle" if options.oracle else "") + (f"_{options.first}" if options.first else "")
     save(name, {"geometric_mean_jct_s": means, "mixes": rows})
 

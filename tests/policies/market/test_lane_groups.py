@@ -97,6 +97,24 @@ def test_jobs_that_do_not_fit_in_memory_together_run_apart() -> None:
     assert all(len(held_at(run.records, record.at)) <= 1 for record in run.records)
 
 
+@dataclass(frozen=True, slots=True)
+class Uneven(Crowd):
+    """The last job makes ten times the steps of the others in a second."""
+
+    def pace(self, spec: JobSpec, done: float, placement: Placement) -> Pace:
+        rate, _ = Crowd.pace(self, spec, done, placement)
+        return Pace(10.0 * rate if spec.id == "j2" else rate)
+
+
+def test_a_job_that_never_ran_is_looked_at_early_and_not_kept_to_the_end() -> None:
+    (node,) = Cluster.build([(1, 1, "H200")]).nodes
+    cluster = Cluster((replace(node, banks=(replace(node.banks[0], memory_bytes=10 << 30),)),))
+    run = drive(Carpool(), cluster, arrivals(3, 300.0, memory_bytes=6 << 30), Uneven(), report_every_s=0.2)
+    ends = {fact.job: record.at for record in run.records for fact in record.facts if isinstance(fact, JobFinished)}
+    assert min(ends, key=lambda job: ends[job]) == "j2", "it takes 30 s, the others 300 s"
+    assert ends[JobId("j2")] < 60.0
+
+
 def test_exact_jobs_share_and_keep_their_lane() -> None:
     run = drive(Carpool(), Cluster.build([(1, 1, "H200")]), arrivals(3, 100.0, exact=True), Crowd(), report_every_s=0.2)
     lanes: dict[JobId, set[tuple[float, ...]]] = {}

@@ -101,6 +101,21 @@ def check(timeout_s: float = 60.0, **programs: Program) -> dict[str, str]:
     return asyncio.run(go())
 
 
+def test_the_lengths_of_trainings_are_known_before_they_start(folder: Path) -> None:
+    async def go() -> dict[str, EntryChecked]:
+        checker = Checker()
+        checker.pool.begin()
+        try:
+            await checker.checks.run({"net": program(folder), "bad": program(folder, "raises")}, 60.0)
+            return checker.checks.fine
+        finally:
+            await checker.pool.stop()
+
+    found = asyncio.run(go())
+    assert found.keys() == {"net"}
+    assert (found["net"].total_steps, found["net"].batch_size, found["net"].num_samples) == (1, 16, 64)
+
+
 def program(folder: Path, name: str = "net", **more: object) -> Program:
     return Program(entry=f"train.py:{name}", folder=str(folder), **more)  # type: ignore[arg-type]
 

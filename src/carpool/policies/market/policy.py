@@ -37,6 +37,10 @@ _LEAST = 0.01  # of a job's value remains, however expensive a move
 _TINY = 1e-9  # least work
 _STARTED = 0.5  # part of its length that a job is taken to have left once it runs, before its first report
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
+_BY_STEPS = 0.3  # exponent of the number of steps in the length of a job that never ran: long steps are often fewer
+_HOPE = 0.5  # part by which it is hoped to be shorter, where a look at it is cheap
+_FIRST_LOOK_S = 10.0  # what a look at a job that never ran may cost: its start, and the move of the job that it displaces
+_LOOK_S, _PATIENCE_S = 1.0, 15.0  # between looks at a job that never ran before, and for how long
 _EXPLAINED = 2  # changes up to which a plan's reason explains each
 
 
@@ -111,7 +115,7 @@ class Carpool(Policy):
             plan = draft.finish(self._reason(draft, quote), note=note)
             return plan if plan.changes or plan.note else Plan.NOTHING
         memory.see(menu.jobs, draft)
-        wake_at = self._wake_at(view, quote)
+        wake_at = self._wake_at(view, quote, draft)
         look_at = memory.trials.review(draft) if view.estimates.predicts_retention else None
         note = memory.note(view, lengths=self.lengths == "unknown")
         wake_at = wake_at if look_at is None else min(wake_at, look_at)
@@ -194,13 +198,30 @@ class Carpool(Policy):
             if is_sure or job.service or (job.desired is not None and view.attained_s(job)):
                 left = view.estimates.remaining(job, at).mean if known else memory.left(job, at)
                 work[row] = max(left, _TINY) if left is not None and isfinite(left) else max(job.done_at(at), work[row])
-        if 0 < len(unknown) < len(work):  # as long as the others
-            done = np.array([job.done_at(at) for job in menu.jobs])
-            others = np.delete((work + done) / np.maximum(menu.rates.max(axis=1), _TINY), unknown)
-            work[unknown] = np.median(others) * menu.rates[unknown].max(axis=1) + _TINY
+        if unknown:
+            work[unknown] = self._unknown_s(view, menu, work, unknown) * menu.rates[unknown].max(axis=1) + _TINY
         runs = [row for row in unknown if menu.held[row] != NONE]
         work[runs] *= _STARTED
         return work
+
+    def _unknown_s(self, view: Snapshot, menu: Menu, work: Floats, unknown: Sequence[int]) -> Floats:
+        """Seconds of jobs that never ran: as the others take, more for one with more steps, less by hope.
+
+        Hope gets a job looked at early. Its rate is known within seconds; a short job that is taken to be as long as
+        the others would wait for all of them.
+        """
+        done = np.array([job.done_at(view.at) for job in menu.jobs])
+        known = np.setdiff1d(np.arange(len(work)), unknown)
+        seconds = (work + done)[known] / np.maximum(menu.rates[known].max(axis=1), _TINY)
+        typical_s = max(_TINY, float(np.median(seconds))) if len(known) else _YOUNG_S
+        steps = np.array([_steps(view, job) for job in menu.jobs])
+        others = steps[known] if np.isfinite(steps[known]).any() else steps[unknown]
+        if not np.isfinite(others).any():
+            return np.full(len(unknown), typical_s)
+        relative = steps[unknown] / np.nanmedian(others)
+        hope = _HOPE * max(0.0, 1.0 - _FIRST_LOOK_S / typical_s) if len(known) else 0.0
+        found = (1.0 - hope) * typical_s * relative**_BY_STEPS
+        return np.where(np.isfinite(found), found, typical_s)
 
     def _assign(self, view: Snapshot, quote: Quote, memory: PolicyMemory) -> tuple[ColocationGroups, Choices]:
         """The co-location groups, and the option of each."""
@@ -281,9 +302,14 @@ class Carpool(Policy):
                     found[row] += view.at - job.since
         return found
 
-    def _wake_at(self, view: Snapshot, quote: Quote) -> float:
-        """Plan again after a fifth of the shortest remaining time: estimates may have changed by then."""
+    def _wake_at(self, view: Snapshot, quote: Quote, draft: Draft) -> float:
+        """Plan again after a fifth of the shortest remaining time: estimates may have changed by then.
+
+        Soon where a job runs for the first time: it may turn out to be longer than those that wait.
+        """
         shortest = float(quote.market.seconds().min(axis=1).min())
+        if any(_is_looked_at(view, job) for job in quote.menu.jobs if draft.holding(job) is not None):
+            return view.at + _LOOK_S
         return view.at + min(self.interval_s, max(self.interval_s / 4.0, shortest / 5.0))
 
     def _reason(self, draft: Draft, quote: Quote) -> str:
@@ -296,6 +322,19 @@ class Carpool(Policy):
         explained = changed if len(changed) <= _EXPLAINED else []
         words = [f"{job.id} {explain_job(quote, job, draft.holding)}" for job in explained]
         return "; ".join([f"{runs} of {len(menu.jobs)} jobs run", explain_prices(quote), *words])
+
+
+def _is_looked_at(view: Snapshot, job: Job) -> bool:
+    """Whether a job of known length has just begun to run for the first time, so that its rate is about to be known."""
+    is_new = view.estimates.knows_length(job) and not view.estimates.knows_scale(job.spec)
+    return is_new and (job.desired is None or view.at - job.since <= _PATIENCE_S)
+
+
+def _steps(view: Snapshot, job: Job) -> float:
+    """All steps of a job; NaN: unknown."""
+    if not view.estimates.knows_length(job):
+        return float("nan")
+    return max(1.0, job.done_at(view.at) + view.estimates.remaining(job, view.at).mean)
 
 
 def _lengths(menu: Menu, work: Floats) -> Floats:

@@ -38,7 +38,7 @@ from carpool.runtime.executor.client_protocol import (
 )
 from carpool.runtime.executor.executor import Executor
 from carpool.runtime.executor.lease import Lease, boot_clock
-from carpool.runtime.executor.reports import NumberedReport, Outbox, Report
+from carpool.runtime.executor.reports import NumberedReport, Outbox, Report, Sized
 from carpool.runtime.executor.training_workers import ExecutorDependencies
 from carpool.runtime.process.launch import Launched
 from carpool.runtime.remote.lending import lender_from_json
@@ -250,6 +250,8 @@ class ExecutorServer:
         if programs:
             log_event(_log, "entries_checked", checked=len(errors), failed=sum(map(bool, errors.values())))
         self._send({"report": "Checked", "errors": errors})
+        for job, checked in executor.checks.fine.items():  # policies order jobs by length before these have run
+            self._report(Sized(JobId(job), checked.total_steps, checked.batch_size, checked.num_samples))
 
     def _end_if_failed(self, error: BaseException | None) -> None:
         if error is not None:

@@ -50,6 +50,7 @@ class EntryChecks:
         self._last_number = 0
         self._answers: dict[WorkerKey, asyncio.Future[EntryChecked | None]] = {}  # None: it died without an answer
         self._kept: dict[str, tuple[WorkerKey, CheckEntry]] = {}  # by job
+        self.fine: dict[str, EntryChecked] = {}  # by job, with the lengths of their trainings
 
     def owns(self, key: WorkerKey) -> bool:
         return key[0] == _NO_JOB and key[1] < 0
@@ -100,6 +101,8 @@ class EntryChecks:
             answer = await self._check(CheckEntry(name, asdict(program), self._threads(program)))
             if answer is not None:  # else its process died, which need not be its fault
                 found[name] = answer.error
+                if not answer.error:
+                    self.fine[name] = answer
 
     async def _check(self, request: CheckEntry) -> EntryChecked | None:
         self._last_number -= 1
@@ -160,7 +163,7 @@ class CheckedEntry(NamedTuple):
 
 def check_entry(request: CheckEntry) -> CheckedEntry:
     """In the process: do what a worker does before its first step, as far as the user's code can fail."""
-    from carpool.runtime.process.worker_setup import capture_output, checked_training, configure_job
+    from carpool.runtime.process.worker_setup import capture_output, checked_training, configure_job, most_steps
     from carpool.runtime.worker.error_classifier import describe_error
 
     program, training, error = Program(**request.program), None, ""
@@ -171,7 +174,11 @@ def check_entry(request: CheckEntry) -> CheckedEntry:
         training = checked_training(program)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
         error = describe_error(raised)
-    return CheckedEntry(training, EntryChecked(error, can_begin=not error and not _uses_gpu()), output)
+    if training is None:
+        return CheckedEntry(None, EntryChecked(error), output)
+    batch_size = program.batch_size or training.batch_size
+    length = most_steps(training, batch_size), batch_size, training.num_samples
+    return CheckedEntry(training, EntryChecked("", not _uses_gpu(), *length), output)
 
 
 def _uses_gpu() -> bool:

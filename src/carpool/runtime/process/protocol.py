@@ -75,6 +75,9 @@ class EntryChecked(Message):
 
     error: str = ""
     can_begin: bool = False  # the process may become the job's worker
+    total_steps: int | None = None  # of the training; None: unknown
+    batch_size: int = 0
+    num_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ def ready_message(trainer: Trainer, program: Program, contribution_bytes: int) -
         fingerprint=fingerprint(training.model),
         contribution_bytes=contribution_bytes,
         batch_size=batch_size,
-        total_steps=training.stop.most_steps(-(-training.num_samples // batch_size) if training.num_samples else None),
+        total_steps=most_steps(training, batch_size),
         num_samples=training.num_samples,
         sizes=tuple(parameter.numel() for parameter in trainer.layout.parameters),
         has_batch_norm=bool(training.batch_norms),
@@ -256,6 +256,11 @@ def ready_message(trainer: Trainer, program: Program, contribution_bytes: int) -
         target_loss=training.stop.target_loss,
         window=training.stop.window,
     )
+
+
+def most_steps(training: Training, batch_size: int) -> int | None:
+    """Steps after which a training ends at the latest; None: only a target ends it."""
+    return training.stop.most_steps(-(-training.num_samples // batch_size) if training.num_samples else None)
 
 
 def done_message(trainer: Trainer, reason: str, notes: Sequence[str] = ()) -> Done:
