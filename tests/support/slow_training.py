@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -35,3 +37,17 @@ def tiny(seed: int = 1, steps: int = 60, step_s: float = 0.01, *, norm: bool = F
         stop=Stop(steps=steps),
         after_update=told,
     )
+
+
+def gated(seed: int, gate: str, steps: int = 6, at: int = 3) -> Training:
+    """The same without pauses, but it waits after one of its steps until a file exists: nothing depends on speed."""
+    training = tiny(seed, steps, 0.0)
+    told = training.after_update
+    assert told is not None
+
+    def wait(model: nn.Module, step: int) -> None:
+        told(model, step)
+        while step == at and not Path(gate).exists():
+            time.sleep(0.02)
+
+    return replace(training, after_update=wait)

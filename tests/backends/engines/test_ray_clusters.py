@@ -22,22 +22,6 @@ pytest.importorskip("ray", reason="needs the extra ray")
 
 LEASE_S = 300.0  # ends by no delay of a loaded machine
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-GATED = """
-import time
-from dataclasses import replace
-from pathlib import Path
-from jobs import tiny
-
-def gated(seed, gate):
-    training = tiny(seed=seed, steps=6, step_s=0.0)
-
-    def wait(model, step):
-        training.after_update(model, step)
-        while step == 3 and not Path(gate).exists():
-            time.sleep(0.02)
-
-    return replace(training, after_update=wait)
-"""
 ONE_STEP = """
 import torch
 from carpool.runtime.engine.stop_criteria import Stop
@@ -77,9 +61,8 @@ def gated_jobs(folder: Path, count: int, gate: Path) -> tuple[ListedJob, ...]:
     """Jobs that wait after their third step until a file exists: nothing depends on how quick they are."""
     folder.mkdir(exist_ok=True)
     (folder / "jobs.py").write_text(SLOW_TRAINING, encoding="utf-8")
-    (folder / "gated.py").write_text(GATED, encoding="utf-8")
     tables = [
-        f'[[job]]\nname = "job-{number}"\nentry = "gated.py:gated"\nexact = true\n'
+        f'[[job]]\nname = "job-{number}"\nentry = "jobs.py:gated"\nexact = true\n'
         f'args = {{ seed = {number}, gate = "{gate}" }}\n'
         for number in range(count)
     ]

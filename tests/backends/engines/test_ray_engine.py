@@ -1,0 +1,120 @@
+"""The Ray engine without a cluster: names of nodes, environments, and errors before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from carpool.backends.engines.ray_agent import NodeAgent, agent_environment, delete_stale_folders
+from carpool.backends.engines.ray_engine import RayEngine, RayNode, check_address, name_nodes
+from carpool.core.errors import InputError
+
+
+def node(number: int, host: str = "box", member: str = "") -> RayNode:
+    return RayNode(f"id-{number}", host, 0.0, 1.0, member)
+
+
+def ids(named: dict[str, RayNode]) -> dict[str, str]:
+    return {name: each.id for name, each in named.items()}
+
+
+def test_nodes_are_named_after_their_hosts_and_keep_their_names() -> None:
+    first = name_nodes({}, [node(1), node(2), node(3, "rack/7")])
+    assert ids(first) == {"box": "id-1", "box-2": "id-2", "rack-7": "id-3"}
+    assert ids(name_nodes(first, [node(2), node(4)])) == {"box-2": "id-2", "box": "id-4"}
+
+
+def test_a_node_has_the_name_that_an_earlier_scheduler_gave_it() -> None:
+    found = name_nodes({}, [node(1), node(2, member="box"), node(3, member="box-7"), node(4, member="box")])
+    assert ids(found) == {"box": "id-2", "box-7": "id-3", "box-2": "id-4", "box-3": "id-1"}
+
+
+@pytest.mark.parametrize("host", ["local", "", "...", "ä"])
+def test_every_host_gives_a_name_that_a_member_may_have(host: str) -> None:
+    (name,) = name_nodes({}, [node(1, host)])
+    assert name
+    assert name != "local"
+    assert name[0].isalnum()
+
+
+def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(InputError, match=f"127.0.0.1:{port}: nothing listens there"):
+        check_address(f"127.0.0.1:{port}")
+    for wrong in ("nowhere", "ray://127.0.0.1:10001", "127.0.0.1:"):
+        with pytest.raises(InputError, match="Write HOST:PORT"):
+            check_address(wrong)
+
+
+def test_without_ray_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"carpool\[ray\]"):
+        asyncio.run(RayEngine(tmp_path).find())
+
+
+def test_an_agent_gets_no_variables_of_ray() -> None:
+    given = {"PATH": "/bin", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert agent_environment(given) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+def test_folders_of_agents_that_are_gone_are_deleted(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as gone:
+        gone.wait()
+    for name, pid in (("dead", gone.pid), ("alive", os.getpid())):
+        (tmp_path / f"carpool-ray-{name}").mkdir()
+        (tmp_path / f"carpool-ray-{name}" / "agent.pid").write_text(str(pid))
+    (tmp_path / "carpool-ray-starting").mkdir()
+    delete_stale_folders(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["carpool-ray-alive", "carpool-ray-starting"]
+
+
+def test_an_agent_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    agent = NodeAgent("box", "cpu:0")
+    with pytest.raises(RuntimeError, match="cpu:0"):
+        agent.start("127.0.0.1")
+
+
+ACTOR = """
+import os, sys
+from carpool.backends.engines.ray_agent import NodeAgent
+agent = NodeAgent("box", "cpu:1")
+host = agent.start("127.0.0.1")
+assert agent.start("127.0.0.1") == host
+print("state", host["state"], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_agent_ends_with_its_actor_however_that_ends(number: signal.Signals, tmp_path: Path) -> None:
+    actor = subprocess.Popen(
+        [sys.executable, "-c", ACTOR],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with actor:
+        assert actor.stdout is not None
+        _, state = actor.stdout.readline().split()
+        agent = os.pidfd_open(int((Path(state) / "agent.pid").read_text()))
+        actor.send_signal(number)
+        actor.wait()
+    try:
+        ended, _, _ = select.select([agent], [], [], 120.0)
+    finally:
+        os.close(agent)
+    assert ended, "the agent ended"
