@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
 import ssl
@@ -37,6 +38,7 @@ A token: (umask 077; openssl rand -hex 32 > box1.token)
 @click.option("--state", default="", metavar="DIR", help="Folder of jobs and code. [default: the user's state, agent]")
 @click.option("--tls-cert", default="", metavar="FILE", help="Certificate (PEM). [default: a new one, kept in --state]")
 @click.option("--tls-key", default="", metavar="FILE", help="Key of the certificate (PEM).")
+@click.option("--publish", default="", metavar="FILE", help="Write address and port to this file once it listens.")
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback without encryption.")
 @log_options("warning")
 def agent(
@@ -47,6 +49,7 @@ def agent(
     state: str,
     tls_cert: str,
     tls_key: str,
+    publish: str,
     insecure: bool,
     log_level: str | None,
     log_format: str | None,
@@ -69,9 +72,18 @@ def agent(
     context = _context(tls_cert, tls_key)
     options = _options(token_file, devices, folder, tls_cert, oversubscribe=oversubscribe)
     with listen_tcp(host, port) as listener:
-        names = ", ".join(device.name for device in options.devices)
-        print_note(f"listening on {host}:{listener.getsockname()[1]} with {names}; state in {options.state}")
+        names, bound = ", ".join(device.name for device in options.devices), listener.getsockname()[1]
+        print_note(f"listening on {host}:{bound} with {names}; state in {options.state}")
+        if publish:
+            _publish(Path(publish), host, bound)
         asyncio.run(serve_agent(listener, options, context))
+
+
+def _publish(path: Path, host: str, port: int) -> None:
+    """Write where the agent listens, whole or not at all."""
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(json.dumps({"schema": 1, "address": host, "port": port}), encoding="ascii")
+    draft.replace(path)
 
 
 def parse_address(text: str) -> tuple[str, int]:

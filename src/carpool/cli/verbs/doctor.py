@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from carpool import __version__
-from carpool.cli.support.fleet import engine_options
+from carpool.cli.support.fleet import engine_hosts, engine_options
 from carpool.cli.support.options import json_option, print_json
 
 _EPILOG = """\b
@@ -27,10 +27,10 @@ def doctor(engine: str, hosts_file: str, as_json: bool) -> None:
     Each check prints yes or no with what was found; a no says how to fix it. Jobs run without most of these, but more
     slowly or on CPU only.
 
-    With --engine hosts it compares Python, torch, carpool and drivers of all machines instead.
+    With --engine hosts or slurm it compares Python, torch, carpool and drivers of all machines instead.
     """
-    if engine == "hosts":
-        _compare_hosts(hosts_file, as_json=as_json)
+    if engine != "local":
+        _compare_hosts(engine, hosts_file, as_json=as_json)
         return
     from carpool.runtime.doctor import examine
 
@@ -46,18 +46,14 @@ def doctor(engine: str, hosts_file: str, as_json: bool) -> None:
         print_json({"version": __version__, "checks": [asdict(finding) for finding in findings]})
 
 
-def _compare_hosts(hosts_file: str, *, as_json: bool) -> None:
+def _compare_hosts(engine: str, hosts_file: str, *, as_json: bool) -> None:
     """Print one line per host: what it has, or why it cannot be used."""
     import asyncio
     from pathlib import Path
 
-    from carpool.core.errors import InputError
-    from carpool.jobs.hosts_file import read_hosts
     from carpool.service.daemon.remote_access import examine_hosts
 
-    if not hosts_file:
-        raise InputError("--engine hosts needs --hosts FILE", way_out="Name the file of machines.")
-    findings = asyncio.run(examine_hosts(read_hosts(Path(hosts_file))))
+    findings = asyncio.run(examine_hosts(engine_hosts(engine, hosts_file, Path(".carpool") / "doctor")))
     if as_json:
         print_json({"version": __version__, "hosts": [asdict(finding) for finding in findings]})
         return

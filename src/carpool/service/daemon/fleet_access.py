@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from carpool.backends.executors import ExecutorGone, ExecutorPort
 from carpool.backends.fleet import MemberNode, device_names, is_of, loss_of, member_node
-from carpool.core.messages import Fact, JobFailed
+from carpool.core.messages import Fact, JobFailed, NodeLost
 from carpool.core.model import DeviceId, JobId
 from carpool.core.scheduler import Scheduler
 from carpool.logs import log_event
@@ -70,9 +70,9 @@ class FleetAccess:
         return device_names(self.nodes)
 
     def owner(self, device: DeviceId) -> str:
-        """The member that has a device."""
+        """The member that has a device; empty if its machine is no member any more."""
         node = self._scheduler.cluster.node_of(device).name
-        return next(name for name in self._members if is_of(node, name))
+        return next((name for name in self._members if is_of(node, name)), "")
 
     async def start(self) -> Mapping[str, MemberStart]:
         """Claim the executors that an earlier daemon left running, and start the others."""
@@ -159,6 +159,15 @@ class FleetAccess:
             return []
         error = f"quarantined: the executor died {self._deaths[job]} times while it handled this job ({reason})"
         return [JobFailed(job, self._scheduler.jobs[job].generation, error)]
+
+    def lose_departed(self) -> list[Fact]:
+        """Nodes of machines that were members of an earlier daemon or run and are none now."""
+        occupancy = self._scheduler.snapshot().occupancy
+        return [
+            NodeLost(node.id)
+            for node in self._scheduler.cluster.nodes
+            if node.id not in occupancy.lost and not any(is_of(node.name, name) for name in self._members)
+        ]
 
     def lose(self, name: str) -> list[Fact]:
         """A member is away, with all that ran on it."""

@@ -1,0 +1,1 @@
+"""Engines: how the machines of a fleet are found, their agents started and ended."""
