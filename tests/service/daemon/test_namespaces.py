@@ -1,4 +1,4 @@
-"""Examples over two network namespaces with engine hosts: exact weights, and gradients of one device within rounding."""
+"""Examples over two network namespaces with engine hosts: exact weights, and one-device gradients within rounding."""
 
 from __future__ import annotations
 

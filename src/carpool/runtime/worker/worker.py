@@ -68,6 +68,7 @@ from carpool.runtime.worker.fault_injection import FaultInjector
 from carpool.runtime.worker.rank_context import GroupJoiner, RankContext, StepGrants
 
 _RETRY_S = 2.0  # between attempts to write a final state
+_FENCED_POLL_S = 0.1  # between looks at a lease that has ended
 
 
 class Worker:
@@ -120,6 +121,8 @@ class Worker:
                 self._retry_final_save()
             elif self._context is None:
                 self._handle_next()
+            elif self._counter.is_fenced:
+                self._await_lease()
             else:
                 self._act(self._context)
             while self._deferred or self._channel.poll():
@@ -131,6 +134,13 @@ class Worker:
             traceback.print_exc()  # to the job's log; its story gets one line
             self._report_failure(raised)
         release_memory(self._trainer)  # here the traceback no longer holds the failed step's tensors
+
+    def _await_lease(self) -> None:
+        """Handle orders and make no step until the lease is renewed: the job may run on another machine by now."""
+        if self._deferred:
+            self._handle_next()
+        elif (received := self._channel.receive(_FENCED_POLL_S)) is not None:
+            self._handle(received)
 
     def _report_failure(self, raised: BaseException) -> None:
         error, context = root_cause(raised), self._context
