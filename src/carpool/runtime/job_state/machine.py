@@ -41,7 +41,6 @@ from carpool.runtime.process.protocol import (
 )
 
 _MIN_RATE = 1e-9  # steps per second; the time of a slower step is unknown
-_AHEAD_S = 0.1  # a change of a job across nodes waits for the steps of so long
 _MAX_AHEAD = 64  # steps
 
 
@@ -220,7 +219,7 @@ def _steps_ahead(state: JobState, epoch: ProcessGroupEpoch) -> int:
     Steps that are made again get the parts that they had.
     """
     step_s, change = epoch.timing.step_s, state.splitter.same_split_until(epoch.granted)
-    steps = max(1, min(_MAX_AHEAD, int(_AHEAD_S / step_s))) if step_s else 1
+    steps = max(1, min(_MAX_AHEAD, int(state.options.ahead_s / step_s))) if step_s else 1
     return steps if change is None else max(1, min(steps, change - 1 - epoch.granted))
 
 

@@ -162,6 +162,7 @@ class JobOptions:
     reducer: str = "shared"  # or "group"
     has_lanes: bool = False  # a share of a GPU is an MPS percentage, fixed for a process's life
     cpus: int = 0  # cores of each worker on a GPU; 0: torch's default number of threads
+    ahead_s: float = 0.1  # steps across nodes are granted for so long at once; a change waits for them
 
 
 def owners_of(layout: StepLayout, *, exact: bool) -> tuple[tuple[int, int], ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool.runtime.compat.torch_api import file_store, tcp_store
 from carpool.runtime.engine.trainer import Trainer
-from carpool.runtime.process.protocol import Apply, Contributed, Proceed
+from carpool.runtime.process.protocol import Proceed
 from carpool.runtime.reduce.param_exchange import ParamExchange, measure_copy_s
 from carpool.runtime.reduce.process_group_reducer import PeerLost, ProcessGroupReducer, open_group
 from carpool.runtime.reduce.reducer import Reducer
@@ -19,40 +19,9 @@ from carpool.runtime.reduce.shm_reducer import ShmReducer, contribution_bytes
 from carpool.runtime.reduce.sync_batchnorm import ShmAllGather, SyncBatchNorms, all_gather_bytes
 from carpool.runtime.sharing.turn_token import TurnToken
 from carpool.runtime.worker.rate_meter import RateMeter
+from carpool.runtime.worker.step_grants import StepGrants
 
 GROUP_TIMEOUT_S = 20.0  # for all ranks to join a process group; they are ordered to at the same moment
-
-
-@dataclass(slots=True, eq=False)
-class StepGrants:
-    """Permission to apply steps of a process group across nodes, asked for ahead of time: a message takes a while."""
-
-    epoch: int
-    next_step: int  # the first without permission
-    ahead: int = 0  # steps ahead of it that permission is asked for
-    asked: int = -1  # the last step that it was asked for
-    halt_after: int | None = None
-    pass_s: float = 0.0  # of the passes since it was asked for
-    passes: int = 0
-
-    def is_due(self, step: int) -> bool:
-        return self.asked < self.next_step <= step + self.ahead and self.halt_after is None
-
-    def ask(self, done: int, samples: int) -> Contributed:
-        """The message that asks for the next steps; `samples` is of one pass."""
-        seconds = self.pass_s / self.passes if self.passes else 0.0
-        self.asked, self.pass_s, self.passes = self.next_step, 0.0, 0
-        return Contributed(self.epoch, self.next_step, seconds, samples, done=done)
-
-    def count_pass(self, seconds: float) -> None:
-        self.pass_s += seconds
-        self.passes += 1
-
-    def take(self, apply: Apply) -> None:
-        if (apply.epoch, apply.step) == (self.epoch, self.next_step):
-            self.next_step += apply.steps
-            self.ahead = apply.steps // 2
-            self.halt_after = self.next_step - 1 if apply.halt else None
 
 
 @dataclass(slots=True, eq=False)

@@ -65,7 +65,8 @@ from carpool.runtime.state.mirror import MirrorWriter
 from carpool.runtime.state.state_io import StateIO
 from carpool.runtime.worker.error_classifier import failure_message, is_device_fault, is_out_of_memory, root_cause
 from carpool.runtime.worker.fault_injection import FaultInjector
-from carpool.runtime.worker.rank_context import GroupJoiner, RankContext, StepGrants
+from carpool.runtime.worker.rank_context import GroupJoiner, RankContext
+from carpool.runtime.worker.step_grants import StepGrants
 
 _RETRY_S = 2.0  # between attempts to write a final state
 _FENCED_POLL_S = 0.1  # between looks at a lease that has ended
