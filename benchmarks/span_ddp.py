@@ -1,11 +1,13 @@
 """Compares a job across two machines with hand-written DistributedDataParallel on the same link.
 
-    python benchmarks/span_ddp.py [--steps 60] [--repeats 3] [--width 512] [--rate 1gbit]
+    python benchmarks/span_ddp.py [--steps 60] [--repeats 3] [--width 512] [--rate 1gbit] [--realtime] [--exact]
 
 Needs root: two network namespaces, joined by a veth pair (limited by `tc tbf` with --rate), stand for two machines of
 one core each. Carpool runs an agent in each and the job with `max_nodes = 2` in default mode; DDP runs one process in
 each with gloo. Both train the same multilayer perceptron with the same batch and one thread, by turns. The step time is
-the median from step 10 on. Exits with 1 if carpool's is more than 1.15 times DDP's.
+the median from step 10 on. With --realtime the training processes of both have real-time priority: other load on the
+machine then disturbs neither. --exact measures carpool's exact mode. Exits with 1 if carpool's is more than 1.15 times
+DDP's.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ from torch import nn
 from carpool.runtime.data.datasets import TensorData
 from carpool.runtime.engine.stop_criteria import Stop
 from carpool.runtime.engine.training import Training
+
+if os.environ.get("SPAN_REALTIME"):
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def network(width):
@@ -142,7 +147,7 @@ class Contest:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self._folder, self._options = folder, options
         self._sizes = {"width": options.width, "steps": options.steps, "batch": options.batch}
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "SPAN_REALTIME": "1" if options.realtime else ""}
         self._runs = 0
         (folder / "spanned.py").write_text(TRAINING, encoding="utf-8")
         (folder / "ddp.py").write_text(DDP, encoding="utf-8")
@@ -150,6 +155,8 @@ class Contest:
         job = (
             f'[[job]]\nname = "wide"\nentry = "spanned.py:training"\nargs = {{ {args} }}\ndevices = 2\nmax_nodes = 2\n'
         )
+        job += f'environment = {{ SPAN_REALTIME = "{self._environment["SPAN_REALTIME"]}" }}\n'
+        job += "exact = true\n" if options.exact else ""
         (folder / "jobs.toml").write_text(job, encoding="utf-8")
 
     @contextlib.contextmanager
@@ -210,6 +217,8 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rate", default="", help="of the link, for tc tbf; default: no limit")
+    parser.add_argument("--realtime", action="store_true", help="real-time priority for both")
+    parser.add_argument("--exact", action="store_true", help="carpool's exact mode")
     options = parser.parse_args()
     results: dict[str, Any] = {"asked": MOST, **vars(options), "carpool_step_s": [], "ddp_step_s": []}
     with tempfile.TemporaryDirectory() as parent, namespaces(options.rate):

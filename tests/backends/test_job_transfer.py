@@ -121,3 +121,24 @@ def test_a_path_that_a_machine_lacks_is_refused_before_anything_is_sent(tmp_path
     with pytest.raises(InputError, match=re.escape(str(data))):
         asyncio.run(files.bring(JOB, Program(args={"data": str(data)}), resume=True))
     assert not (tmp_path / "there").exists()
+
+
+def test_a_log_that_grows_while_it_is_fetched_arrives_once(tmp_path: Path) -> None:
+    log = write(tmp_path / "there", "log", b"step 1\n")
+
+    def grow(do: str) -> None:
+        if do == "read" and log.stat().st_size < 100:
+            with log.open("ab") as file:
+                file.write(b"step 2\n")
+
+    moving = transfer(tmp_path, grow)
+    asyncio.run(moving.fetch(JOB))
+    asyncio.run(moving.fetch(JOB))
+    here = tmp_path / "here" / "jobs" / JOB / "log"
+    assert here.read_bytes() == log.read_bytes()
+    with log.open("ab") as file:
+        file.write(b"the end\n")
+    files = NearFiles(tmp_path / "there")
+    next_daemon = JobTransfer(tmp_path / "here", files, CodeArchives(tmp_path / "here"), continues=True)
+    asyncio.run(next_daemon.fetch(JOB))
+    assert here.read_bytes() == log.read_bytes(), "the next daemon goes on where this one ended"

@@ -74,7 +74,9 @@ def test_a_run_that_ends_by_itself_is_not_requeued(end: int, tmp_path: Path) -> 
 
 
 def test_slurm_gets_the_limit_and_is_asked_to_signal_before_it() -> None:
-    text = batch_script(SlurmJob(Path("/a/jobs.toml"), Path("/a/s"), "python", "30", 60, ["--gpus-per-node=2"]))
+    text = batch_script(
+        SlurmJob(Path("/a/jobs.toml"), Path("/a/s"), "python", "30", stop_s=60, options=["--gpus-per-node=2"])
+    )
     asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert {"--time=30", "--signal=B:TERM@60", "--requeue", "--gpus-per-node=2"} <= set(asked)
 

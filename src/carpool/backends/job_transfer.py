@@ -15,6 +15,7 @@ from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.remote.remote_link import FileChanged, RemoteFiles, Status
 
 _LOG = "log"
+_LOG_END = ".log.fetched"  # how much of the member's log is here, for the next daemon
 _CHECKPOINTS = "checkpoints"
 
 
@@ -37,11 +38,13 @@ class CodeArchives:
 class JobTransfer:
     """Files of the jobs between this machine's state folder and one member."""
 
-    def __init__(self, state: Path, files: RemoteFiles, codes: CodeArchives) -> None:
+    def __init__(self, state: Path, files: RemoteFiles, codes: CodeArchives, *, continues: bool = False) -> None:
         self._state = state
+        self._continues = continues  # what an earlier daemon began to fetch
         self._files = files
         self._codes = codes
         self._seen: dict[tuple[JobId, str], Status] = {}  # what was fetched
+        self._log_ends: dict[JobId, int] = {}  # bytes of each log that were fetched
         self._fetching: dict[JobId, asyncio.Lock] = {}
 
     async def bring(self, job: JobId, program: Program, *, resume: bool) -> Program:
@@ -73,6 +76,7 @@ class JobTransfer:
         """Replace what the member has of a job by what this machine has; checkpoints of an earlier stay are stale."""
         await self._files.renew(job)
         folder = JobFolder(self._state, job).path
+        self._forget_log(job)
         for path in _resumable(folder) if resume else ():
             await self._files.write(job, path.relative_to(folder).as_posix(), path)
 
@@ -85,21 +89,27 @@ class JobTransfer:
             folder = JobFolder(self._state, job).path
             there = await self._files.list_files(job)
             for name, status in sorted(there.items()):
-                if self._seen.get((job, name)) == status:
-                    continue
                 if name == _LOG:
                     await self._fetch_log(job, folder / name, status[0])
-                elif not await self._fetch_file(job, name, folder / name, status):
-                    continue
-                self._seen[job, name] = status
+                elif self._seen.get((job, name)) != status and await self._fetch_file(job, name, folder / name, status):
+                    self._seen[job, name] = status
             _drop_older(folder, there)
 
     async def _fetch_log(self, job: JobId, path: Path, size: int) -> None:
-        before = self._seen.get((job, _LOG), (0, 0))[0]
+        """Append what the log has grown by since, also while this reads it; each byte once."""
+        end_file = path.with_name(_LOG_END)
+        if job not in self._log_ends:
+            self._log_ends[job] = _read_number(end_file) if self._continues else 0
+        start = self._log_ends[job] if self._log_ends[job] <= size else 0
+        if start == size:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            async for chunk in self._files.read(job, _LOG, min(before, size)):
+        with path.open("ab", buffering=0) as file:
+            async for chunk in self._files.read(job, _LOG, start):
                 file.write(chunk)
+                start += len(chunk)
+                self._log_ends[job] = start
+        end_file.write_text(str(start), encoding="ascii")
 
     async def _fetch_file(self, job: JobId, name: str, path: Path, status: Status) -> bool:
         """Fetch a file whole; False if the job has replaced or deleted it meanwhile."""
@@ -120,10 +130,23 @@ class JobTransfer:
         async with self._fetching.setdefault(job, asyncio.Lock()):
             await self._files.drop(job)
             self._seen = {key: status for key, status in self._seen.items() if key[0] != job}
+            self._forget_log(job)
         self._fetching.pop(job, None)
+
+    def _forget_log(self, job: JobId) -> None:
+        """The member begins a new log."""
+        self._log_ends[job] = 0
+        JobFolder(self._state, job).path.joinpath(_LOG_END).unlink(missing_ok=True)
 
     def close(self) -> None:
         self._files.close()
+
+
+def _read_number(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _resumable(folder: Path) -> list[Path]:

@@ -222,8 +222,8 @@ class RemoteMember:
     async def _sync(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_S)
-            for job in sorted(self._held):
-                if not isinstance(self._orders.get(job), Release):
+            for job in sorted(self._held):  # one may leave, and continue elsewhere, while another is fetched
+                if job in self._held and not isinstance(self._orders.get(job), Release):
                     with contextlib.suppress(InputError, OSError):
                         await self._transfer.fetch(job)
 

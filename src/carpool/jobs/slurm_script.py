@@ -20,6 +20,7 @@ class SlurmJob:
     state: Path
     python: str
     time: str  # limit of one allocation, in Slurm's notation
+    nodes: int = 1
     stop_s: int = 120  # before that limit
     options: Sequence[str] = ()  # further options of sbatch
     arguments: Sequence[str] = ()  # further arguments of carpool run
@@ -32,12 +33,14 @@ def batch_script(job: SlurmJob) -> str:
     130 (or is ended by the signal while it starts). Any other end is final: a job that fails is not requeued.
     """
     name = f"carpool-{job.jobs.stem}"
-    own = (f"--job-name={name}", "--nodes=1", f"--time={job.time}", f"--signal=B:TERM@{job.stop_s}")
-    options = (*own, "--requeue", "--open-mode=append", *job.options)
+    own = (f"--job-name={name}", f"--nodes={job.nodes}", f"--time={job.time}", f"--signal=B:TERM@{job.stop_s}")
+    resilience = ("--no-kill",) if job.nodes > 1 else ()  # the run goes on without a node that fails
+    options = (*own, "--requeue", "--open-mode=append", *resilience, *job.options)
     for option in options:
         if "\n" in option or not option.startswith("-"):
             raise InputError(f"{option!r} is not an option of sbatch", way_out="Write it as --account=lab.")
-    words = (job.python, "-m", "carpool", "run", str(job.jobs), "--state", str(job.state), *job.arguments)
+    engine = ("--engine", "slurm") if job.nodes > 1 else ()  # its one srun launches an agent on every node
+    words = (job.python, "-m", "carpool", "run", str(job.jobs), "--state", str(job.state), *engine, *job.arguments)
     return "\n".join(
         [
             "#!/bin/bash",

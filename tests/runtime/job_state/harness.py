@@ -58,6 +58,7 @@ from carpool.runtime.process.protocol import (
     WorkerFailed,
 )
 from carpool.runtime.reduce.shards import max_micro_batch, split_micro_batches
+from carpool.runtime.worker.step_grants import StepGrants
 
 DEVICES = {
     i: LocalDevice(i, f"cpu:{i}", "cpu1" if i < 3 else "cpu2", (0,) if i < 3 else (0, 1), memory_bytes=2 << 30)
@@ -80,13 +81,14 @@ class FakeWorker:
     lane: int
     state: State = ()
     due: bool = False
-    at: str = "new"  # new, resting, working, waiting (for Apply), exchanging, measuring, broken, done
+    at: str = "new"  # new, resting, working, waiting (for Apply), reducing, exchanging, measuring, broken, done
     proceed: Proceed | None = None
     slots: dict[tuple[int, int], State] = field(default_factory=dict)
     inbox: deque[tuple[Message, Any]] = field(default_factory=deque)
     outbox: deque[Message] = field(default_factory=deque)
     deferred: list[tuple[Message, Any]] = field(default_factory=list)
     applied: Apply | None = None
+    grants: StepGrants | None = None  # across nodes
     alive: bool = True
     hung: bool = False
     short: bool = False
@@ -107,6 +109,8 @@ class FakeWorker:
             self.send(Ready("initial", 64, BATCH, TOTAL, 100, sizes=(5, 5, 5, 5), can_shard_update=True))
         elif self.at == "working":
             self.work()
+        elif self.at == "reducing":
+            self.reduce()
 
     @property
     def step(self) -> int:
@@ -132,8 +136,12 @@ class FakeWorker:
                 self.proceed, self.at = message, "working"
                 across = self.harness.segments.setdefault(-message.epoch, {})  # a process group, without shared memory
                 self.slots = self.harness.segments[memory.key] if memory else across
+                is_across = message.size > 1 and memory is None
+                self.grants = StepGrants(message.epoch, self.step) if is_across else None
             case Apply():
-                if self.at == "waiting":
+                if self.grants is not None:
+                    self.grants.take(message)
+                elif self.at == "waiting":
                     self.apply(message)
             case Halt():
                 if self.at == "done":
@@ -184,10 +192,33 @@ class FakeWorker:
         elif proceed.size == 1:
             self.advance()
             self.send(Stepped(self.step, 0, 0.5, 1.0, 1.0))
+        elif self.grants is not None:
+            if self.grants.is_due(self.step):
+                self.send(self.grants.ask(self.step, 9))
+            self.grants.count_pass(0.1 * (1 + self.device))
+            self.slots[self.step, proceed.rank] = self.state
+            self.at = "reducing"
         else:
             self.slots[self.step % 2, proceed.rank] = self.state
             self.send(Contributed(proceed.epoch, self.step, 0.1 * (1 + self.device), 9))
             self.at = "waiting"
+
+    def reduce(self) -> None:
+        """Apply a step across nodes once it is granted and all ranks have begun it; one that halted since counts."""
+        proceed, grants = self.proceed, self.grants
+        assert proceed is not None
+        assert grants is not None
+        if self.step >= grants.next_step or any((self.step, rank) not in self.slots for rank in range(proceed.size)):
+            return
+        for rank in range(proceed.size):
+            assert self.slots[self.step, rank] == self.state, "all ranks reduce this step from the same state"
+        is_last = grants.halt_after == self.step
+        self.advance()
+        self.at = "working"
+        if proceed.rank == 0:
+            self.send(Stepped(self.step, 0, 0.5, 1.0, 1.0))
+        if is_last:
+            self.rest()
 
     @property
     def own_samples(self) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.jobs.devices import LentDevice, LocalDevice
-from carpool.runtime.job_state.types import Target, WorkerSlot, local_first
+from carpool.runtime.job_state.types import JobOptions, Target, WorkerSlot, local_first
 from tests.runtime.job_state.events import happen, options
 from tests.runtime.job_state.harness import TOTAL, Harness
 
@@ -43,11 +44,18 @@ def check_epochs(harness: Harness) -> None:
         assert not (any(lent) and made[0].update_ranges), "the exchange of updates needs shared memory"
 
 
-@given(st.booleans(), st.lists(EVENTS, max_size=50), SLOTS)
+def ahead(exact: bool, ahead_s: float) -> JobOptions:
+    return replace(options(exact), ahead_s=ahead_s)
+
+
+AHEAD_S = st.sampled_from([0.1, 8.0])  # a round of the harness takes half a second: one step at a time, and several
+
+
+@given(st.booleans(), AHEAD_S, st.lists(EVENTS, max_size=50), SLOTS)
 def test_after_any_events_the_job_finishes_with_every_step_made_once(
-    exact: bool, events: list[tuple[str, Any]], last: list[int]
+    exact: bool, ahead_s: float, events: list[tuple[str, Any]], last: list[int]
 ) -> None:
-    harness = Harness(options(exact), DEVICES)
+    harness = Harness(ahead(exact, ahead_s), DEVICES)
     for kind, what in events:
         happen(harness, kind, what)
     harness.run_actions(harness.machine.suspend(harness.at, suspended=False))
@@ -58,9 +66,11 @@ def test_after_any_events_the_job_finishes_with_every_step_made_once(
     check_epochs(harness)
 
 
-@given(st.booleans(), st.lists(EVENTS, max_size=50))
-def test_after_any_events_a_stop_keeps_the_newest_state_on_the_lead(exact: bool, events: list[tuple[str, Any]]) -> None:
-    harness = Harness(options(exact), DEVICES)
+@given(st.booleans(), AHEAD_S, st.lists(EVENTS, max_size=50))
+def test_after_any_events_a_stop_keeps_the_newest_state_on_the_lead(
+    exact: bool, ahead_s: float, events: list[tuple[str, Any]]
+) -> None:
+    harness = Harness(ahead(exact, ahead_s), DEVICES)
     for kind, what in events:
         happen(harness, kind, what)
     done = harness.state.steps_done
@@ -105,3 +115,23 @@ def test_a_state_that_only_a_lent_worker_has_is_saved_on_the_lead() -> None:
     harness.run()
     assert [stop.steps for stop in harness.stopped] == [len(harness.disk[0])]
     assert len(harness.disk[0]) == done > 0
+
+
+def test_short_steps_are_granted_several_at_a_time_and_a_change_waits_for_them() -> None:
+    harness = Harness(ahead(exact=True, ahead_s=8.0), DEVICES)
+    harness.order(1, 0)
+    for _ in range(100):
+        happen(harness, "rounds", 1)
+        harness.tick()
+        if harness.state.epoch is not None and harness.state.epoch.last_grant > 1:
+            break
+    epoch = harness.state.epoch
+    assert epoch is not None
+    granted = epoch.granted
+    assert granted > epoch.step + 1
+    harness.order(1)
+    happen(harness, "rounds", 3)
+    assert epoch.halting
+    assert epoch.granted <= granted + 1, "the change is made after at most one step more"
+    harness.run()
+    assert len(harness.check_finish()) == TOTAL

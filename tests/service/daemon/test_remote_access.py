@@ -105,51 +105,75 @@ def test_thirty_jobs_on_three_members_one_killed_and_rejoined(tmp_path: Path, ag
     assert again <= lost, "only jobs of the killed member made steps again"
 
 
-@pytest.mark.parametrize("trouble", ["link", "agent", "executor"])
-def test_a_member_that_is_cut_off_past_its_lease_writes_nothing(
-    trouble: str, tmp_path: Path, agents: list[AgentProcess]
-) -> None:
-    left, right, _ = agents
-    left.start()
-    right.start()
-    (job,) = jobs_in(tmp_path / "code", 1, steps=600, step_s=0.02, extra="checkpoint_every = 1\n")
+def cut_off(agent: AgentProcess, link: Link, trouble: str) -> int:
+    """Let a member fall silent in one of four ways; the process of its executor."""
+    executor = agent.executor_pid
+    assert executor is not None
+    if trouble == "link":
+        link.cut()
+    if trouble in ("agent", "both"):
+        agent.send(signal.SIGSTOP)
+    if trouble in ("executor", "both"):
+        os.kill(executor, signal.SIGSTOP)  # its workers are not stopped
+    return executor
+
+
+def test_members_that_are_cut_off_past_their_lease_write_nothing(tmp_path: Path) -> None:
+    """With both stopped, only the worker itself can know that its lease has ended."""
+    troubles = ("link", "agent", "executor", "both")
+    agents = {name: AgentProcess(tmp_path, name) for name in troubles}
+    survivor = AgentProcess(tmp_path, "survivor", devices="cpu:4")
+    jobs = jobs_in(tmp_path / "code", len(troubles), steps=300, step_s=0.02, extra="checkpoint_every = 1\n")
     state = tmp_path / "state"
 
-    async def main() -> bytes:
-        link = await Link(left.port).open()
-        hosts = hosts_of(left, right, lease_s=LEASE_S, ports={"left": link.port})
+    before: dict[str, bytes] = {}  # what each had written when it counted as lost
+
+    def log_of(name: str) -> bytes:
+        return agents[name].log_of(f"job-{troubles.index(name)}")
+
+    def are_all_lost(daemon: DaemonInstance) -> bool:
+        nodes = daemon.scheduler.cluster.nodes
+        for node in daemon.scheduler.snapshot().occupancy.lost:
+            before.setdefault(nodes[node].name, log_of(nodes[node].name))
+        return before.keys() == set(troubles)
+
+    async def main() -> None:
+        links = {name: await Link(each.port).open() for name, each in agents.items()}
+        ports = {name: link.port for name, link in links.items()}
+        hosts = hosts_of(*agents.values(), survivor, lease_s=LEASE_S, ports=ports)
         try:
             async with fleet_daemon(state, hosts) as daemon:
-                await daemon.loop.submit([job])
-                await until(daemon, lambda: done(daemon, "job-0") >= 5)
-                assert placed(daemon, "job-0") == "left"
-                executor = left.executor_pid
-                assert executor is not None
-                if trouble == "link":
-                    link.cut()
-                elif trouble == "agent":
-                    left.send(signal.SIGSTOP)
-                else:
-                    os.kill(executor, signal.SIGSTOP)
-                await until(daemon, lambda: has_lost(daemon))
-                before = left.log_of("job-0")
-                await until(daemon, lambda: not daemon.scheduler.jobs or placed(daemon, "job-0") == "right")
+                await daemon.loop.submit(jobs)
+                await until(daemon, lambda: all(done(daemon, job.spec.id) >= 5 for job in jobs))
+                assert [placed(daemon, job.spec.id) for job in jobs] == list(troubles)
+                executors = {name: cut_off(each, links[name], name) for name, each in agents.items()}
+                await until(daemon, lambda: are_all_lost(daemon))
                 await until(daemon, lambda: not daemon.scheduler.jobs)
-                after = left.log_of("job-0") or before  # it is deleted when the member returns
-                link.heal()
-                if trouble == "agent":
-                    left.send(signal.SIGCONT)
+                after = {name: log_of(name) or before[name] for name in troubles}  # deleted when a member returns
+                assert after == before, "they stood still once they counted as lost"
+                links["link"].heal()
+                for name in ("agent", "both"):
+                    agents[name].send(signal.SIGCONT)
                 await until(daemon, lambda: not has_lost(daemon))
-                assert left.executor_pid != executor, "what it ran is gone"
-                assert after == before, "it stood still once it counted as lost"
+                now = {name: each.executor_pid for name, each in agents.items()}
+                assert all(now[name] != executors[name] for name in troubles), "what they ran is gone"
         finally:
-            await link.close()
-        return before
+            for link in links.values():
+                await link.close()
 
-    assert asyncio.run(main())
+    try:
+        for each in (*agents.values(), survivor):
+            each.start()
+        asyncio.run(main())
+    finally:
+        for each in (*agents.values(), survivor):
+            each.close()
     entries = read(state)
-    check_journal(entries, [job.spec.id])
-    assert outcomes(entries)[job.spec.id].digest == digest_of(tmp_path / "code", job)
+    check_journal(entries, [job.spec.id for job in jobs])
+    found = outcomes(entries)
+    assert {job.spec.id: found[job.spec.id].digest for job in jobs} == {
+        job.spec.id: digest_of(tmp_path / "code", job) for job in jobs
+    }
 
 
 def test_a_short_cut_interrupts_no_job_and_a_released_job_moves_with_its_state(

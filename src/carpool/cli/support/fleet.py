@@ -15,11 +15,12 @@ from carpool.core.errors import InputError
 
 if TYPE_CHECKING:
     from carpool.backends.engines.engine import Engine
+    from carpool.jobs.hosts_file import HostsFile
     from carpool.jobs.job_file import ListedJob
     from carpool.service.daemon.engine_members import EngineMembers
     from carpool.service.daemon.executor_access import FleetMember
 
-ENGINES = ("local", "hosts", "ray")
+ENGINES = ("local", "hosts", "ray", "slurm")
 
 
 class EngineChoice(NamedTuple):
@@ -55,7 +56,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default="local",
         show_default=True,
         help="local: this machine; hosts: the machines of --hosts, each with a running carpool agent; "
-        "ray: the nodes of a Ray cluster.",
+        "ray: the nodes of a Ray cluster; slurm: the nodes of the Slurm allocation that this command runs in.",
     )
     hosts = click.option("--hosts", "hosts_file", default="", metavar="FILE", help="Machines of --engine hosts (TOML).")
     address = click.option(
@@ -134,6 +135,22 @@ def find_members(
         if hosts_file:
             raise InputError("--hosts needs --engine hosts", way_out="Add --engine hosts, or remove --hosts.")
         return ()
+    from carpool.service.daemon.remote_access import check_jobs, remote_members
+
+    hosts = engine_hosts(engine, hosts_file, state, devices=devices)
+
+    async def ask() -> tuple[FleetMember, ...]:
+        members = await remote_members(hosts, state, may_be_away=may_be_away)
+        await check_jobs(hosts, state, jobs)
+        return members
+
+    return asyncio.run(ask())
+
+
+def engine_hosts(engine: str, hosts_file: str, state: Path, *, devices: str = "") -> HostsFile:
+    """The machines that an engine finds or starts; those it started end with this command."""
+    if engine == "slurm":
+        return _slurm_hosts(hosts_file, state, devices)
     if devices:
         raise InputError(
             f"--devices {devices} is for this machine", way_out="Set devices where each carpool agent is started."
@@ -143,13 +160,17 @@ def find_members(
             "--engine hosts needs --hosts FILE", way_out="Name the file of machines; see the documentation."
         )
     from carpool.jobs.hosts_file import read_hosts
-    from carpool.service.daemon.remote_access import check_jobs, remote_members
 
-    hosts = read_hosts(Path(hosts_file))
+    return read_hosts(Path(hosts_file))
 
-    async def ask() -> tuple[FleetMember, ...]:
-        members = await remote_members(hosts, state, may_be_away=may_be_away)
-        await check_jobs(hosts, state, jobs)
-        return members
 
-    return asyncio.run(ask())
+def _slurm_hosts(hosts_file: str, state: Path, devices: str) -> HostsFile:
+    from carpool.backends.engines.slurm_engine import SlurmEngine
+
+    if hosts_file:
+        raise InputError("--hosts needs --engine hosts", way_out="Remove --hosts: the allocation names the nodes.")
+    engine = SlurmEngine(state, devices)
+    click.get_current_context().call_on_close(engine.close)
+    hosts = engine.start()
+    print_note("; ".join(engine.notes))
+    return hosts

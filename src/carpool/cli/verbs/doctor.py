@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.fleet import EngineChoice, check_ray_options, engine_options
+from carpool.cli.support.fleet import EngineChoice, check_ray_options, engine_hosts, engine_options
 from carpool.cli.support.options import json_option, print_json
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, as_j
     Each check prints yes or no with what was found; a no says how to fix it. Jobs run without most of these, but more
     slowly or on CPU only.
 
-    With --engine hosts or ray it compares Python, torch, carpool and drivers of all machines instead.
+    With --engine hosts, ray or slurm it compares Python, torch, carpool and drivers of all machines instead.
     """
     check_ray_options(EngineChoice(engine, hosts_file, ray_address, ray_idle))
-    if engine == "hosts":
-        _compare_hosts(hosts_file, as_json=as_json)
+    if engine in ("hosts", "slurm"):
+        _compare_hosts(engine, hosts_file, as_json=as_json)
         return
     if engine == "ray":
         _compare_nodes(ray_address, as_json=as_json)
@@ -56,18 +56,15 @@ def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, as_j
         print_json({"version": __version__, "checks": [asdict(finding) for finding in findings]})
 
 
-def _compare_hosts(hosts_file: str, *, as_json: bool) -> None:
+def _compare_hosts(engine: str, hosts_file: str, *, as_json: bool) -> None:
     """Print one line per host: what it has, or why it cannot be used."""
     import asyncio
     from pathlib import Path
 
-    from carpool.core.errors import InputError
-    from carpool.jobs.hosts_file import read_hosts
     from carpool.service.daemon.remote_access import examine_hosts
 
-    if not hosts_file:
-        raise InputError("--engine hosts needs --hosts FILE", way_out="Name the file of machines.")
-    _print_hosts(asyncio.run(examine_hosts(read_hosts(Path(hosts_file)))), as_json=as_json)
+    found = engine_hosts(engine, hosts_file, Path(".carpool") / "doctor")
+    _print_hosts(asyncio.run(examine_hosts(found)), as_json=as_json)
 
 
 def _compare_nodes(ray_address: str, *, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from carpool.core.errors import InputError
 _EPILOG = """\b
 Examples:
   carpool slurm jobs.toml --time 4:00:00 --sbatch=--gpus-per-node=4
+  carpool slurm jobs.toml --time 4:00:00 --nodes 4 --sbatch=--gpus-per-node=8
   carpool slurm jobs.toml --time 30 --sbatch=--partition=short --no-submit
 """
 
@@ -22,6 +23,7 @@ Examples:
 @click.option(
     "--time", "limit", required=True, metavar="TIME", help="Time limit of one allocation, as sbatch takes it."
 )
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1), help="Nodes of one allocation.")
 @click.option(
     "--stop-before",
     default=120,
@@ -39,13 +41,14 @@ Examples:
 def slurm(
     jobs: str,
     limit: str,
+    nodes: int,
     stop_before: int,
     state: str,
     options: tuple[str, ...],
     arguments: tuple[str, ...],
     no_submit: bool,
 ) -> None:
-    """Run a job file on one node of a Slurm cluster, in as many allocations as it takes.
+    """Run a job file on nodes of a Slurm cluster, in as many allocations as it takes.
 
     Writes the batch script NAME.slurm beside the job file and submits it. Before the time limit all jobs stop with
     checkpoints, the batch job is requeued, and the next allocation resumes them.
@@ -56,7 +59,7 @@ def slurm(
     file = Path(jobs).absolute()
     read_jobs(file)
     folder = Path(state).absolute() if state else file.parent / ".carpool" / "slurm" / file.stem
-    job = SlurmJob(file, folder, sys.executable, limit, stop_before, options, arguments)
+    job = SlurmJob(file, folder, sys.executable, limit, nodes, stop_before, options, arguments)
     script = file.with_suffix(".slurm")
     script.write_text(batch_script(job), encoding="utf-8")
     click.echo(script)

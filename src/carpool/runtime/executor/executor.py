@@ -247,6 +247,10 @@ class Executor:
                 self.workers.run(training, training.machine.suspend(self._clock(), suspended=suspended))
         self._flush()
 
+    def limit_steps(self, until: float) -> None:
+        """Let no training begin a step after an instant of the boot clock; 0: no limit."""
+        self.jobs.limit_steps(until)
+
     def freeze(self, *, frozen: bool) -> None:
         """Stop the processes of all commands, also of those started meanwhile, or let them go on."""
         self._is_frozen = frozen

@@ -25,7 +25,7 @@ from carpool.runtime.job_state.update_sharding import UpdateSharding
 from carpool.runtime.memory.declared_memory import DeclaredMemory
 from carpool.runtime.memory.oom_kills import OomKills
 from carpool.runtime.process.protocol import Proceed
-from carpool.runtime.process.shared_memory import new_memory_file, new_step_counter, read_step_counter
+from carpool.runtime.process.shared_memory import limit_steps, new_memory_file, new_step_counter, read_step_counter
 
 _MEASURE_S = 5.0  # between comparisons of used with declared memory
 
@@ -41,6 +41,7 @@ class TrainingJob:
         self.state = machine.state
         self.devices: dict[int, int] = {}  # by worker
         self._counters: dict[int, int] = {}  # worker to descriptor
+        self._steps_until = 0.0  # of the boot clock; 0: no limit
         self._mirrors: dict[int, int] = {}  # key to descriptor
         self._spare: list[int] = []  # descriptors to reuse: their pages are already allocated
         self._segment: tuple[int, int] | None = None  # key and descriptor
@@ -52,6 +53,13 @@ class TrainingJob:
     def add_worker(self, worker: int, device: int) -> None:
         self.devices[worker] = device
         self._counters[worker] = new_step_counter(self.job)
+        limit_steps(self._counters[worker], self._steps_until)
+
+    def limit_steps(self, until: float) -> None:
+        """Let no worker begin a step after an instant of the boot clock; 0: no limit."""
+        self._steps_until = until
+        for counter in self._counters.values():
+            limit_steps(counter, until)
 
     def remove_worker(self, worker: int) -> None:
         del self.devices[worker]
@@ -165,6 +173,7 @@ class JobTable:
         self._measured_at = -inf
         self._forgotten: set[JobId] = set()
         self._folders: dict[JobId, JobFolder] = {}
+        self._steps_until = 0.0  # of the boot clock; 0: no limit
 
     def __contains__(self, job: JobId) -> bool:
         return job in self.trainings or job in self.commands
@@ -218,7 +227,14 @@ class JobTable:
             micro_batch_limits=folder.micro_batch_limits(),
         )
         self.trainings[job] = TrainingJob(job, program, folder, JobMachine(state))
+        self.trainings[job].limit_steps(self._steps_until)
         return self.trainings[job]
+
+    def limit_steps(self, until: float) -> None:
+        """Let no worker begin a step after an instant of the boot clock; 0: no limit."""
+        self._steps_until = until
+        for training in self.trainings.values():
+            training.limit_steps(until)
 
     def _make_folder(self, job: JobId, *, resume: bool) -> JobFolder:
         folder = JobFolder(self._state, job)

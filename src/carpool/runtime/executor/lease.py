@@ -7,13 +7,6 @@ which is later. So once the lease has passed on the client's clock, the executor
 
 from __future__ import annotations
 
-import time
-
-
-def boot_clock() -> float:
-    """Seconds that go on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
 
 class Lease:
     """Heartbeats that were sent and the newest that was answered."""
@@ -36,6 +29,10 @@ class Lease:
         if at is not None:
             self._granted_at = max(self._granted_at, at)
             self._sent = {other: sent for other, sent in self._sent.items() if other > number}
+
+    def left_s(self, at: float) -> float | None:
+        """Seconds until it ends; None: it does not."""
+        return self._granted_at + self.lease_s - at if self.lease_s else None
 
     def is_expired(self, at: float) -> bool:
         return bool(self.lease_s) and at - self._granted_at > self.lease_s

@@ -25,6 +25,9 @@ from carpool.runtime.remote.remote_files import work_folder
 from carpool.runtime.sharing.mps_admission import PendingWorker
 
 _OUTPUT_BYTES = 1 << 16
+_OUTPUT_S = (
+    0.1  # between relays of a worker's output: a line of each step would cost as much as the step's own messages
+)
 _log = logging.getLogger(__name__)
 
 
@@ -146,7 +149,7 @@ class LentWorkers:
         os.set_blocking(output, False)
         loan.keys[number] = key
         self._workers[key] = _LentWorker(loan, number, device, output, log)
-        asyncio.get_running_loop().add_reader(output, self._relay_output, key)
+        asyncio.get_running_loop().add_reader(output, self._on_output, key)
         program, folder = Program.from_json(frame["program"]), work_folder(self._state, loan.job)
         if program.folder and folder.is_dir():
             program = replace(program, folder=str(folder))
@@ -166,6 +169,18 @@ class LentWorkers:
             os.close(before)
         loan.mirrors[number] = fd = new_memory_file("mirror-lent")
         return fd
+
+    def _on_output(self, key: WorkerKey) -> None:
+        """Relay what a worker has written, and what follows after a moment."""
+        if not self._relay_output(key):
+            return
+        loop, worker = asyncio.get_running_loop(), self._workers[key]
+        loop.remove_reader(worker.output)
+        loop.call_later(_OUTPUT_S, self._resume_output, key)
+
+    def _resume_output(self, key: WorkerKey) -> None:
+        if (worker := self._workers.get(key)) is not None:
+            asyncio.get_running_loop().add_reader(worker.output, self._on_output, key)
 
     def _relay_output(self, key: WorkerKey) -> bool:
         """Relay what a worker has written to its log; whether there was anything."""

@@ -37,10 +37,11 @@ from carpool.runtime.executor.client_protocol import (
     report_to_json,
 )
 from carpool.runtime.executor.executor import Executor
-from carpool.runtime.executor.lease import Lease, boot_clock
+from carpool.runtime.executor.lease import Lease
 from carpool.runtime.executor.reports import NumberedReport, Outbox, Report, Sized
 from carpool.runtime.executor.training_workers import ExecutorDependencies
 from carpool.runtime.process.launch import Launched
+from carpool.runtime.process.shared_memory import boot_clock
 from carpool.runtime.remote.lending import lender_from_json
 
 MAX_LINE_BYTES = 1 << 26
@@ -176,6 +177,7 @@ class ExecutorServer:
             self._outbox.acknowledge(claim["after"])
         inventory = Inventory(os.getpid(), self._life, tuple(self._devices), self._executor.jobs.statuses())
         self._lease = Lease(claim.get("lease_s", 0.0), self._lease_clock())
+        self._limit_steps(self._executor)
         if self._is_fenced:  # trainings go on when the client says so
             self._is_fenced = False
             self._executor.freeze(frozen=False)
@@ -230,6 +232,7 @@ class ExecutorServer:
                     self._outbox.acknowledge(value["number"])
                 case "lease":
                     self._lease.renew(value["beat"])
+                    self._limit_steps(executor)
                 case "proceed":
                     self._expects_client = False
                     executor.suspend(suspended=False)
@@ -293,6 +296,11 @@ class ExecutorServer:
             log_event(_log, "lease_expired" if is_expired else "lease_renewed", level=logging.WARNING)
             executor.freeze(frozen=is_expired)
             executor.suspend(suspended=is_expired)
+
+    def _limit_steps(self, executor: Executor) -> None:
+        """Have workers stand still at the end of the lease on their own, even if this process hangs or is stopped."""
+        left_s = self._lease.left_s(self._lease_clock())
+        executor.limit_steps(0.0 if left_s is None else boot_clock() + left_s)
 
     def _send_heartbeat(self) -> None:
         """Send a heartbeat from the event loop, since that is what may hang."""

@@ -170,6 +170,10 @@ class BatchSplitter:
         self._splits = [*(earlier for earlier in self._splits if earlier.step < step), split]
         return split
 
+    def same_split_until(self, step: int) -> int | None:
+        """The first step after this one that was made before with other parts; None if there is none."""
+        return min((split.step for split in self._splits if split.step > step), default=None)
+
     def _recorded(self, step: int, slots: Slots) -> tuple[int, ...]:
         """The parts with which a step was made before on these devices; empty if it was not."""
         known = [split for split in self._splits if split.step <= step]

@@ -41,6 +41,7 @@ from carpool.runtime.process.protocol import (
 )
 
 _MIN_RATE = 1e-9  # steps per second; the time of a slower step is unknown
+_MAX_AHEAD = 64  # steps
 
 
 class JobMachine:
@@ -187,26 +188,39 @@ def _on_ready(state: JobState, worker: WorkerState, ready: Ready) -> None:
 
 def _on_contributed(state: JobState, at: float, worker: WorkerState, message: Contributed) -> None:
     epoch = state.epoch
-    if epoch is None or message.epoch != epoch.number or message.step != epoch.step:
+    if epoch is None or message.epoch != epoch.number or message.step != epoch.granted:
         return
-    state.splitter.on_pass(epoch.layout.slots[epoch.members.index(worker.id)], message)
+    if message.seconds or message.done is None:
+        state.splitter.on_pass(epoch.layout.slots[epoch.members.index(worker.id)], message)
     epoch.contributed[worker.id] = message.seconds
     if len(epoch.contributed) == len(epoch.members):
-        _apply_step(state, at, epoch)
+        _apply_step(state, at, epoch, message.done)
 
 
-def _apply_step(state: JobState, at: float, epoch: ProcessGroupEpoch) -> None:
+def _apply_step(state: JobState, at: float, epoch: ProcessGroupEpoch, done: int | None) -> None:
     """All ranks have contributed: let them update, and halt if the group is to change."""
-    if (sync_s := epoch.timing.on_barrier(at, max(epoch.contributed.values()))) is not None:
+    if (sync_s := epoch.timing.on_barrier(at, max(epoch.contributed.values()), epoch.last_grant)) is not None:
         state.splitter.on_step(epoch.layout, sync_s)
     epoch.halting = epoch.halting or needs_new_epoch(state, epoch)
+    steps = 1 if done is None or epoch.halting else _steps_ahead(state, epoch)
     for member in epoch.members:
-        state.send(member, Apply(epoch.number, epoch.step, epoch.halting))
+        state.send(member, Apply(epoch.number, epoch.granted, epoch.halting, steps))
         if epoch.halting:
             state.workers[member].mode = WorkerMode.HALTING
     epoch.contributed.clear()
-    epoch.step += 1
+    epoch.granted, epoch.last_grant = epoch.granted + steps, steps
+    epoch.step = max(epoch.step, epoch.granted if done is None else done)
     state.on_progress(epoch.step)
+
+
+def _steps_ahead(state: JobState, epoch: ProcessGroupEpoch) -> int:
+    """How many steps one `Apply` covers across nodes: few enough for a change to wait only a moment.
+
+    Steps that are made again get the parts that they had.
+    """
+    step_s, change = epoch.timing.step_s, state.splitter.same_split_until(epoch.granted)
+    steps = max(1, min(_MAX_AHEAD, int(state.options.ahead_s / step_s))) if step_s else 1
+    return steps if change is None else max(1, min(steps, change - 1 - epoch.granted))
 
 
 def _on_updated(state: JobState, worker: WorkerState, message: Updated) -> None:
@@ -225,9 +239,8 @@ def _on_stepped(state: JobState, worker: WorkerState, message: Stepped) -> None:
     state.memory_bytes = max(state.memory_bytes, message.memory_bytes)
     if epoch is None or epoch.members[0] != worker.id:
         return
-    if epoch.is_solo:
-        epoch.step = max(epoch.step, message.step)
-        state.on_progress(message.step)
+    epoch.step = max(epoch.step, message.step)
+    state.on_progress(message.step)
     generation = state.acks.generation
     is_alone = message.probed and state.exclusive.is_probing(generation)
     if message.probed:

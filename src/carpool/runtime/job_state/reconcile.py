@@ -65,7 +65,7 @@ def needs_new_epoch(state: JobState, epoch: ProcessGroupEpoch) -> bool:
         return False  # continue as it is until the new workers are ready
     if ready != list(epoch.members):
         return True
-    next_step = epoch.step + 1  # the current step keeps its layout
+    next_step = epoch.granted + 1  # the current step keeps its layout
     return _layout(state, state.target.slots, next_step, epoch) != epoch.layout
 
 
@@ -177,7 +177,7 @@ def _start_epoch(state: JobState, at: float, members: list[WorkerState], step: i
     layout = _layout(state, slots, step, None)
     state.memory_released.clear()
     state.last_number += 1
-    state.epoch = ProcessGroupEpoch(state.last_number, tuple(w.id for w in members), layout, step, at)
+    state.epoch = ProcessGroupEpoch(state.last_number, tuple(w.id for w in members), layout, step, at, granted=step)
     if (split := state.splitter.record(step, layout)) is not None:
         state.actions.append(Persist(split))
     _note_shards(state, layout)

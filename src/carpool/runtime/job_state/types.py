@@ -101,12 +101,12 @@ class StepTiming:
     sync_s: float | None = None
     _last: float | None = None
 
-    def on_barrier(self, at: float, slowest_s: float) -> float | None:
-        """Record that all ranks contributed; the time since the last step minus the slowest pass."""
+    def on_barrier(self, at: float, slowest_s: float, steps: int = 1) -> float | None:
+        """Record that all ranks contributed, some steps after the last time; a step's time beside the slowest pass."""
         last, self._last = self._last, at
         if last is None:
             return None
-        step_s = at - last
+        step_s = (at - last) / steps
         sync_s = max(0.0, step_s - slowest_s)
         self.step_s = step_s if self.step_s is None else self.step_s + 0.2 * (step_s - self.step_s)
         self.sync_s = sync_s if self.sync_s is None else self.sync_s + 0.2 * (sync_s - self.sync_s)
@@ -123,6 +123,8 @@ class ProcessGroupEpoch:
     step: int  # steps done, as far as known
     since: float
     halting: bool = False
+    granted: int = 0  # the first step that may not be applied yet
+    last_grant: int = 1  # steps that the last `Apply` covers
     contributed: dict[int, float] = field(default_factory=dict)  # seconds of each worker's pass in the current step
     updated: set[int] = field(default_factory=set)  # workers that have updated their range in the last step
     timing: StepTiming = field(default_factory=StepTiming)
@@ -160,6 +162,7 @@ class JobOptions:
     reducer: str = "shared"  # or "group"
     has_lanes: bool = False  # a share of a GPU is an MPS percentage, fixed for a process's life
     cpus: int = 0  # cores of each worker on a GPU; 0: torch's default number of threads
+    ahead_s: float = 0.1  # steps across nodes are granted for so long at once; a change waits for them
 
 
 def owners_of(layout: StepLayout, *, exact: bool) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,8 @@ Lifecycle of a worker:
    it in a memory file or names a checkpoint; the answer is `Loaded`.
 2. `Proceed` starts an *epoch* of the process group: a fixed set of ranks and a fixed split of every step. A single rank
    makes steps on its own and polls its socket between them. With several ranks, each step is: contribute to the shared
-   segment, send `Contributed`, wait for `Apply`, add all contributions in tree order, update.
+   segment, send `Contributed`, wait for `Apply`, add all contributions in tree order, update. Across nodes, where the
+   process group itself waits for all ranks, `Contributed` is sent ahead of the step and `Apply` covers several steps.
 3. `Proceed` with a higher epoch ends the current one at once; a step that was not applied is made again. `Halt` ends it
    at the next step boundary, answered by `Halted`.
 4. At a step boundary `Publish` writes the state into a memory file (the mirror) and `Save` writes a checkpoint.
@@ -115,11 +116,12 @@ class Proceed(Message):
 
 @dataclass(frozen=True, slots=True)
 class Apply(Message):
-    """All contributions to the step have arrived."""
+    """All contributions to the step have arrived, or all ranks will contribute to it."""
 
     epoch: int
     step: int
     halt: bool = False  # stop after this step
+    steps: int = 1  # so many steps from this one on may be applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ class Loaded(Message):
 
 @dataclass(frozen=True, slots=True)
 class Contributed(Message):
-    """This rank's pieces of the step are in the shared segment."""
+    """This rank's pieces of the step are in the shared segment, or will be in the process group."""
 
     epoch: int
     step: int
@@ -238,6 +240,7 @@ class Contributed(Message):
     samples: int
     update_s: Seconds = 0.0  # per element, of the last update; 0: unknown
     copy_s: Seconds = 0.0  # per element, to exchange an updated parameter; 0: unknown
+    done: int | None = None  # steps done, in a message ahead of the step, whose seconds are of earlier passes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
-"""Anonymous shared memory files, and the step counter that a worker keeps in one."""
+"""Anonymous shared memory files, and the step counter that a worker keeps in one, with the end of its lease."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import struct
+import time
 
 _INT64 = struct.Struct("q")
+_FLOAT64 = struct.Struct("d")  # behind the counter: until when steps may begin
 
 
 def new_memory_file(name: str, num_bytes: int = 0) -> int:
@@ -34,8 +36,18 @@ def read_memory_file(fd: int, most: int = 1 << 48) -> bytes:
 
 
 def new_step_counter(job: str) -> int:
-    """The descriptor of a step counter at 0, for a worker to write."""
-    return new_memory_file(f"steps-{job}"[:200], _INT64.size)
+    """The descriptor of a step counter at 0, for a worker to write, without a limit of time."""
+    return new_memory_file(f"steps-{job}"[:200], _INT64.size + _FLOAT64.size)
+
+
+def boot_clock() -> float:
+    """Seconds that go on while the machine is suspended; the same in all processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def limit_steps(fd: int, until: float) -> None:
+    """Let no step begin after an instant of `boot_clock`, even if the executor hangs by then; 0: no limit."""
+    os.pwrite(fd, _FLOAT64.pack(until), _INT64.size)
 
 
 def read_step_counter(fd: int) -> int:
@@ -49,7 +61,14 @@ class StepCounter:
     """A worker's side of its step counter; setting it takes a tenth of a microsecond."""
 
     def __init__(self, fd: int) -> None:
-        self._cell = memoryview(mmap.mmap(fd, _INT64.size)).cast("q")
+        memory = memoryview(mmap.mmap(fd, _INT64.size + _FLOAT64.size))
+        self._cell, self._until = memory[: _INT64.size].cast("q"), memory[_INT64.size :].cast("d")
 
     def set(self, steps: int) -> None:
         self._cell[0] = steps
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the lease has ended: the job may run elsewhere, and no step may begin."""
+        until: float = self._until[0]
+        return until != 0.0 and boot_clock() > until

@@ -1,5 +1,6 @@
 """Process-group reducer: sums contributions across nodes in a process group of one epoch.
 
+A reduction starts when this rank has written its contribution and runs in gloo's threads until `total` waits for it.
 In default mode one all-reduce sums the gradients: every rank gets the same sum, equal to the one-device gradient up
 to rounding. In exact mode
 every rank broadcasts its maximal subtrees and each adds them in the one binary tree, bitwise like shared memory (the
@@ -13,13 +14,11 @@ Groups use gloo, which sends tensors in host memory.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from carpool.runtime.compat.torch_api import new_process_group
 from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout
@@ -28,8 +27,7 @@ from carpool.runtime.reduce.reducer import StepAborted
 from carpool.runtime.reduce.shards import Subtree, is_empty, maximal_subtrees, root, tree_sum
 from carpool.runtime.reduce.shm_layout import Owners
 
-_POLL_S = 2e-4
-_SLOW_POLL_AFTER_S = 0.05
+_POLL = timedelta(milliseconds=20)  # between looks for new orders
 
 
 class PeerLost(StepAborted):
@@ -70,60 +68,75 @@ class ProcessGroupReducer:
         self._layout = layout
         self._exact = exact
         self._is_aborted = is_aborted
-        self._own: dict[Subtree, Contribution | None] = {}
+        self._received: dict[Subtree, Contribution] = {}  # memory for the contributions of others
+        self._pending: list[Any] = []  # collectives under way
+        self._written: Contributions = []  # what they sum or exchange
 
     def slots(self, step: Step, rank: int) -> ContributionSlots:
         return {}
 
+    @torch.no_grad()
     def write(self, step: Step, contributions: Contributions) -> None:
-        self._own = {node: None if made is None else _on_host(made) for node, made in contributions}
+        own = {node: None if made is None else _on_host(made) for node, made in contributions}
+        if self._exact:
+            self._written = self._start_broadcasts(step, own)
+        else:
+            (node, made) = next(iter(own.items()))
+            self._written = [(node, self._start_all_reduce(step, made))]
 
     @torch.no_grad()
     def total(self, step: Step) -> Contribution:
-        total = self._broadcast_all(step) if self._exact else self._all_reduce(step)
+        pending, self._pending = self._pending, []
+        for work in pending:
+            self._wait(work)
+        total = (
+            tree_sum(self._written, root(len(step.bounds)), add_contributions) if self._exact else self._written[0][1]
+        )
+        assert total is not None, "a step has samples"
         device = self._layout.device
         return Contribution(total.values.to(device), total.integers.to(device))
 
-    def _all_reduce(self, step: Step) -> Contribution:
+    def _start_all_reduce(self, step: Step, own: Contribution | None) -> Contribution:
         """Sum the vectors; integer buffers come from the first rank with samples."""
-        (own,) = self._own.values()
         total = _on_host(self._layout.new()) if own is None else own
-        self._wait(self._group.allreduce([total.values]))
+        self._pending = [self._group.allreduce([total.values])]
         if total.integers.numel():
             first = next(rank for rank, (node,) in enumerate(self._nodes) if not is_empty(node, step.bounds))
-            self._wait(self._group.broadcast(total.integers, first))
+            self._pending.append(self._group.broadcast(total.integers, first))
         return total
 
-    def _broadcast_all(self, step: Step) -> Contribution:
+    def _start_broadcasts(self, step: Step, own: Mapping[Subtree, Contribution | None]) -> Contributions:
+        self._pending = []
         contributions: Contributions = []
         for rank, nodes in enumerate(self._nodes):
             for node in nodes:
                 if is_empty(node, step.bounds):
                     contributions.append((node, None))
                     continue
-                contribution = self._own[node] if rank == self._rank else _on_host(self._layout.new())
+                contribution = own[node] if rank == self._rank else self._memory_for(node)
                 assert contribution is not None, "a subtree with samples has a contribution"
-                self._broadcast(contribution.values, rank)
-                self._broadcast(contribution.integers, rank)
+                for tensor in (contribution.values, contribution.integers):
+                    if tensor.numel():
+                        self._pending.append(self._group.broadcast(tensor, rank))
                 contributions.append((node, contribution))
-        total = tree_sum(contributions, root(len(step.bounds)), add_contributions)
-        assert total is not None, "a step has samples"
-        return total
+        return contributions
 
-    def _broadcast(self, tensor: Tensor, rank: int) -> None:
-        if tensor.numel():
-            self._wait(self._group.broadcast(tensor, rank))
+    def _memory_for(self, node: Subtree) -> Contribution:
+        if node not in self._received:
+            self._received[node] = _on_host(self._layout.new())
+        return self._received[node]
 
     def _wait(self, work: Any) -> None:
-        began = time.monotonic()
-        try:
-            while not work.is_completed():
-                if self._is_aborted():
-                    raise PeerLost("the step was aborted while waiting for a peer")
-                time.sleep(_POLL_S if time.monotonic() - began < _SLOW_POLL_AFTER_S else 10 * _POLL_S)
-            work.wait()
-        except RuntimeError as error:
-            raise PeerLost(f"a peer is lost: {_first_line(error)}") from error
+        """Wait for a collective; blocked most of the time, because a loop would take the core from gloo's threads."""
+        while True:
+            try:
+                work.wait(_POLL)
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise PeerLost(f"a peer is lost: {_first_line(error)}") from error
+            if self._is_aborted():
+                raise PeerLost("the step was aborted while waiting for a peer")
 
 
 def _on_host(contribution: Contribution) -> Contribution:

@@ -22,6 +22,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CODE = "code"  # archives by digest
 _WORK = "work"  # unpacked, one folder per job
 _SYNCED = re.compile(r"log|cuts\.jsonl|splits\.jsonl|checkpoints/(step-\d+|best)\.ckpt")  # what a scheduler fetches
+_LOG = "log"
 _RECORDS = ("cuts.jsonl", "splits.jsonl")
 _CHECKPOINTS = "checkpoints"
 
@@ -178,11 +179,11 @@ class FileService:
         return {"status": [status.st_size, status.st_mtime_ns]}, content
 
     def _renew(self, folder: Path) -> None:
-        """Begin a stay of a job: a new folder for checkpoints, and no record of an earlier stay.
+        """Begin a stay of a job: a new log and folder for checkpoints, and no record of an earlier stay.
 
-        A worker of an earlier stay that is not dead yet holds the old folder, so that it cannot write to the new one.
+        A worker of an earlier stay that is not dead yet holds the old ones, so that it cannot write to the new ones.
         """
-        for name in _RECORDS:
+        for name in (_LOG, *_RECORDS):
             (folder / name).unlink(missing_ok=True)
         checkpoints = folder / _CHECKPOINTS
         if checkpoints.is_dir():

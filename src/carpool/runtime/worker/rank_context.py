@@ -19,6 +19,7 @@ from carpool.runtime.reduce.shm_reducer import ShmReducer, contribution_bytes
 from carpool.runtime.reduce.sync_batchnorm import ShmAllGather, SyncBatchNorms, all_gather_bytes
 from carpool.runtime.sharing.turn_token import TurnToken
 from carpool.runtime.worker.rate_meter import RateMeter
+from carpool.runtime.worker.step_grants import StepGrants
 
 GROUP_TIMEOUT_S = 20.0  # for all ranks to join a process group; they are ordered to at the same moment
 
@@ -38,6 +39,7 @@ class RankContext:
     copy_s: float = 0.0  # to exchange an updated parameter, per element
     token: TurnToken | None = None  # None: the device is not time-sliced
     halt_requested: bool = False  # at the next step boundary, after its evaluation
+    grants: StepGrants | None = None  # across nodes; None: permission for each step on its own
 
     @property
     def pieces(self) -> range:
@@ -107,6 +109,8 @@ class GroupJoiner:
         trainer.update.threads = context.update_threads if is_split else None
         if proceed.size > 1 and proceed.reducer == "group":
             context.reducer = self._process_group_reducer(proceed, fds, owners)
+            if proceed.store and not proceed.time_sliced:
+                context.grants = StepGrants(proceed.epoch, trainer.cursor.step)
         elif proceed.size > 1:
             self._use_shared_memory(context, fds[0])
         return context

@@ -66,8 +66,10 @@ from carpool.runtime.state.state_io import StateIO
 from carpool.runtime.worker.error_classifier import failure_message, is_device_fault, is_out_of_memory, root_cause
 from carpool.runtime.worker.fault_injection import FaultInjector
 from carpool.runtime.worker.rank_context import GroupJoiner, RankContext
+from carpool.runtime.worker.step_grants import StepGrants
 
 _RETRY_S = 2.0  # between attempts to write a final state
+_FENCED_POLL_S = 0.1  # between looks at a lease that has ended
 
 
 class Worker:
@@ -120,6 +122,8 @@ class Worker:
                 self._retry_final_save()
             elif self._context is None:
                 self._handle_next()
+            elif self._counter.is_fenced:
+                self._await_lease()
             else:
                 self._act(self._context)
             while self._deferred or self._channel.poll():
@@ -131,6 +135,13 @@ class Worker:
             traceback.print_exc()  # to the job's log; its story gets one line
             self._report_failure(raised)
         release_memory(self._trainer)  # here the traceback no longer holds the failed step's tensors
+
+    def _await_lease(self) -> None:
+        """Handle orders and make no step until the lease is renewed: the job may run on another machine by now."""
+        if self._deferred:
+            self._handle_next()
+        elif (received := self._channel.receive(_FENCED_POLL_S)) is not None:
+            self._handle(received)
 
     def _report_failure(self, raised: BaseException) -> None:
         error, context = root_cause(raised), self._context
@@ -234,6 +245,8 @@ class Worker:
         proceed = context.proceed
         began = time.perf_counter()
         self._note_eager("several devices share each step")
+        if context.grants is not None:
+            return self._granted_step(step, context, reducer, context.grants)
         if context.all_gather is not None:
             context.all_gather.begin_step(step)
         slots = reducer.slots(step, proceed.rank)
@@ -248,6 +261,23 @@ class Worker:
                     context.halt_requested = halt
                     return self._update(step, context, reducer)
         return None
+
+    def _granted_step(self, step: Step, context: RankContext, reducer: Reducer, grants: StepGrants) -> StepSums | None:
+        """Make a step across nodes, where permission is asked for ahead of time; None: new orders ended the step."""
+        if grants.is_due(step.number):
+            self._channel.send(grants.ask(self._trainer.cursor.step, step.samples_in(context.pieces)))
+        began = time.perf_counter()
+        contributions = self._trainer.contribute(step, context.pieces)
+        grants.count_pass(time.perf_counter() - began)
+        self._faults.inject(step, context.proceed.rank, context.pieces)
+        reducer.write(step, contributions)
+        while self._context is context and step.number >= grants.next_step:
+            self._handle_next()
+        if self._context is not context:
+            return None
+        sums = self._update(step, context, reducer)
+        context.halt_requested = grants.halt_after == step.number
+        return sums
 
     def _note_eager(self, reason: str) -> None:
         if self._trainer.graphs is not None:
@@ -363,6 +393,9 @@ class Worker:
             case MetricsMeasured(step, metrics):
                 if self._trainer.evaluation_due and step == self._trainer.cursor.step:
                     self._trainer.record_metrics(metrics)
+            case Apply() as apply:
+                if self._context is not None and self._context.grants is not None:
+                    self._context.grants.take(apply)
             case Grant() as grant:
                 if self._context is not None and self._context.token is not None:
                     self._context.token.add_grant(grant)

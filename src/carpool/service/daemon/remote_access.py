@@ -179,9 +179,8 @@ class RemoteAccess:
             return await self._reclaim(claims, before, stored)
 
         settings = self._settings
-        transfer = JobTransfer(
-            settings.state, RemoteFiles(self._host, max(_MIN_REQUEST_S, settings.lease_s)), settings.codes
-        )
+        files = RemoteFiles(self._host, max(_MIN_REQUEST_S, settings.lease_s))
+        transfer = JobTransfer(settings.state, files, settings.codes, continues=not fresh)
         for_others = replace(self._host, token=lending_token(self._host.token))
         settings.lenders[self._host.name] = Lender(for_others, tuple(client.inventory.devices))
         return RemoteMember(
