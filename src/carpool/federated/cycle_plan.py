@@ -74,14 +74,14 @@ class CyclePlanner:
         """The work of each device; devices without data of any task are left out."""
         held = {device.name: [task for task in tasks if device.volumes.get(task, 0) > 0] for device in devices}
         used = [device for device in devices if held[device.name]]
-        if self._federation.plan != "balanced":
+        if self._federation.plan not in ("balanced", "shortest"):
             return {device.name: _equal(self._federation, tasks, used, device, held[device.name]) for device in used}
         mixes, epoch_s = {}, {}
         for device in used:
             mixes[device.name], epoch_s[device.name] = self._mix(device, [tasks[name][0] for name in held[device.name]])
         volumes = {device.name: _volume(tasks, device) for device in used}
         paced = {device.name: epoch_s[device.name] * device.pace for device in used}
-        epochs = epochs_to_meet(self._federation, volumes, paced)
+        epochs = _epochs(self._federation, volumes, paced)
         return {
             name: DevicePlan(
                 _balanced(tasks, device, held[name], mixes[name], epochs[name]), epochs[name] * epoch_s[name]
@@ -130,6 +130,16 @@ def _alone_s(estimates: Estimator, device: DeviceState, task: Task) -> float:
 
 def _nearest(levels: Sequence[float], share: float) -> float:
     return min(levels, key=lambda level: abs(level - share))
+
+
+def _epochs(
+    federation: Federation, volumes: Mapping[DeviceName, float], epoch_s: Mapping[DeviceName, float]
+) -> dict[DeviceName, float]:
+    """Epochs of each device in a cycle."""
+    if federation.plan == "shortest" or not epoch_s:
+        return epochs_to_meet(federation, volumes, epoch_s)
+    most, slowest_s = federation.epochs * federation.epochs_range[1], max(epoch_s.values())
+    return {name: min(federation.epochs * slowest_s / each, most) for name, each in epoch_s.items()}
 
 
 def epochs_to_meet(
