@@ -28,7 +28,7 @@ from typing import Any
 from measured import ROOT, save
 from scipy.stats import t
 
-from carpool.backends.federation_run import EmbeddedFederation, fork_server
+from carpool.backends.federation_run import FederationRun, fork_server
 from carpool.backends.federation_store import FederationStore
 from carpool.federated.federation_file import FederationFile, parse_federation
 from carpool.federated.figures import FederationFigures
@@ -58,7 +58,7 @@ async def measure(file: FederationFile, forks: ForkServer) -> dict[str, Any]:
     """Run a federation; its figures and the accuracy of each task."""
     figures = FederationFigures(file.federation)
     with tempfile.TemporaryDirectory() as folder:
-        run = EmbeddedFederation(file, FederationStore(Path(folder)), [figures])
+        run = FederationRun(file, FederationStore(Path(folder)), [figures])
         tasks = await run.run(forks)
     return {
         "seconds": sum(each.seconds for each in figures.cycles),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.backends.federation_run import EmbeddedFederation, TaskSummary, fork_server
+from carpool.backends.federation_run import FederationRun, TaskSummary, fork_server
 from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import InputError
 from carpool.federated.coordinator import Coordinator
@@ -84,7 +84,7 @@ class Runs:
                 raise ConnectionAbortedError
 
         folder.mkdir(exist_ok=True)
-        federation = EmbeddedFederation(file, FederationStore(folder), [observe], resume=resume)
+        federation = FederationRun(file, FederationStore(folder), [observe], resume=resume)
         return self._runner.run(federation.run(self._forks)), records
 
 

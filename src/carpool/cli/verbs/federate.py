@@ -82,7 +82,7 @@ async def _run_all(
 async def _run(
     file: FederationFile, plan: str, store: FederationStore, forks: ForkServer, *, resume: bool, quiet: bool
 ) -> dict[str, Any]:
-    from carpool.backends.federation_run import EmbeddedFederation
+    from carpool.backends.federation_run import FederationRun
     from carpool.cli.render.federation_table import live_federation
     from carpool.federated.figures import FederationFigures
 
@@ -90,7 +90,7 @@ async def _run(
     store.folder.mkdir(parents=True, exist_ok=True)
     figures = FederationFigures(file.federation)
     with live_federation(file, figures, quiet=quiet) as show:
-        run = EmbeddedFederation(file, store, [figures, show], resume=resume)
+        run = FederationRun(file, store, [figures, show], resume=resume)
         tasks = await run.run(forks)
     for outcome, count in sorted(figures.outcomes.items()):
         if outcome != "accepted":
