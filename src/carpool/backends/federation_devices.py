@@ -23,6 +23,9 @@ from carpool.runtime.process.shared_memory import memory_file_of, read_memory_fi
 _MAX_RESTARTS = 3  # of a device without a report in between
 
 
+NO_DEVICE = ""  # named by an event that concerns all devices
+
+
 class Lost(NamedTuple):
     """A device does not answer any more; `back` if another process has taken its place already."""
 

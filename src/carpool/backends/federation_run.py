@@ -9,7 +9,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from carpool.backends.federation_devices import Devices, EmbeddedDevices, HostedProcess, Lost, send, start_process
+from carpool.backends.federation_devices import (
+    NO_DEVICE,
+    Devices,
+    EmbeddedDevices,
+    HostedProcess,
+    Lost,
+    send,
+    start_process,
+)
 from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.typed_fields import decode_value
@@ -213,8 +221,8 @@ class FederationRun:
         match event:
             case DeviceJoined():
                 return self._now(), [event]
-            case Lost() if name == _SERVER:
-                raise CarpoolError("the process that evaluates exited")
+            case Lost(reason) if name in (_SERVER, NO_DEVICE):
+                raise CarpoolError("the process that evaluates exited" if name else reason)
             case Lost(reason, back):
                 return self._now(), [DeviceLost(DeviceName(name), reason), *([back] if back else [])]
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -66,6 +68,15 @@ class FederationFile:
             }
             for task in self.federation.tasks
         }
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for files that let devices do the same work, wherever they lie."""
+        tasks = self.hosted_tasks()
+        for task in tasks.values():
+            task["program"] = {key: value for key, value in task["program"].items() if key != "folder"}
+        text = json.dumps([tasks, [device.name for device in self.devices]], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_federation(path: Path) -> FederationFile:
