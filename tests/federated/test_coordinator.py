@@ -125,8 +125,8 @@ def test_fast_and_slow_devices_end_together(plan: str) -> None:
     spec = federation(tasks=(Task(A, rounds=8, batch_size=10), Task(B, rounds=8, batch_size=10)))
     figures, plain = FederationFigures(spec), FederationFigures(spec)
     speeds = {ONE: 0.01, TWO: 0.02, THREE: 0.08}
-    for plan, fold in ((plan, figures), ("equal-steps", plain)):
-        coordinator = Coordinator(replace(spec, plan=plan), observers=[fold])
+    for each, fold in ((plan, figures), ("equal-steps", plain)):
+        coordinator = Coordinator(replace(spec, plan=each), observers=[fold])
         run(coordinator, coordinator.handle(0.0, measured(speeds)), speeds)
     last = figures.cycles[-1]
     assert sum(last.idle.values()) < 0.05 * last.seconds

@@ -177,10 +177,17 @@ def _balanced(
     work = []
     for name, setting in zip(held, mix.settings, strict=True):
         task, round_ = tasks[name]
-        samples = max(1, round(epochs * task.weight * device.volumes[name]))
+        samples = _whole(task, device.volumes[name], epochs * task.weight * device.volumes[name])
         batch_size = setting.batch_size or task.batch_size
         work.append(Work(name, round_, device.done.get(name, 0), samples, batch_size, setting.fraction))
     return tuple(work)
+
+
+def _whole(task: Task, volume: int, samples: float) -> int:
+    """The number of samples to order: at least one, or whole epochs where a task allows nothing else."""
+    if task.whole_epochs:
+        return volume * max(1, round(samples / volume))
+    return max(1, round(samples))
 
 
 def _equal(
@@ -198,8 +205,8 @@ def _equal(
     work = []
     for name in held:
         task, round_ = tasks[name]
-        by_epochs = max(1, round(federation.epochs * task.weight * device.volumes[name]))
-        samples = steps * task.batch_size or by_epochs
+        wanted = steps * task.batch_size or federation.epochs * task.weight * device.volumes[name]
+        samples = _whole(task, device.volumes[name], wanted)
         work.append(Work(name, round_, device.done.get(name, 0), samples, task.batch_size, 1.0 / len(held)))
     return DevicePlan(tuple(work))
 

@@ -75,6 +75,7 @@ class Task:
     weighting: str = "data"
     min_updates: Count = 1  # without so many the round is repeated
     max_failed_rounds: Count = 3  # in a row, before the task fails
+    whole_epochs: bool = False  # its devices cannot process a part of their data (a Flower ClientApp)
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
