@@ -1,8 +1,6 @@
 """A federation over real Flower processes: SuperLink, SuperNodes, relays and resident devices."""
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +8,10 @@ import pytest
 
 from carpool.backends.federation_run import FederationRun, TaskSummary, fork_server
 from carpool.backends.federation_store import FederationStore
-from carpool.backends.flower.processes import FlowerProcesses, Security
-from carpool.backends.flower.run import flower_devices
+from carpool.backends.flower.processes import Security
 from carpool.core.errors import InputError
-from carpool.federated.coordinator import Coordinator
 from carpool.federated.federation import TaskName
 from carpool.federated.federation_file import FederationFile, parse_federation
-from carpool.federated.messages import CloseCycle, DeviceLost, Record, StartWork
 from tests.backends.test_federation_run import ENTRIES
 
 pytest.importorskip("flwr")
@@ -76,14 +71,6 @@ def federation(folder: Path, **more: Any) -> FederationFile:
     return parse_federation(data, folder, "test")
 
 
-def replayed(records: list[Record], folder: Path) -> bool:
-    """Whether the journal's facts give the same orders again, without Flower."""
-    federation, stored = FederationStore(folder).read()
-    assert stored == records
-    coordinator = Coordinator(federation)
-    return all(tuple(coordinator.handle(each.at, each.facts)) == each.orders for each in records)
-
-
 async def run_embedded(file: FederationFile, folder: Path) -> dict[TaskName, TaskSummary]:
     async with fork_server() as forks:
         return await FederationRun(file, FederationStore(folder)).run(forks)
@@ -99,50 +86,6 @@ def test_a_client_app_runs_unchanged_beside_another_task(tmp_path: Path) -> None
     }
     curve = [metrics["accuracy"] for _, metrics in summaries[TaskName("app")].metrics]
     assert curve[-1] > 0.9
-
-
-def test_three_supernodes_one_killed_in_mid_round(tmp_path: Path) -> None:
-    """The round closes at our deadline although Flower still lists the node; others may be late on a slow machine."""
-    devices = [{"name": "device", "count": 3}]
-    limits = {"deadline_s": 5.0, "grace_s": 20.0}
-    file = federation(tmp_path, device=devices, **limits)
-    folder, records = tmp_path / "run", list[Record]()
-    folder.mkdir()
-
-    async def run() -> dict[TaskName, TaskSummary]:
-        async with fork_server() as forks, flower_devices(file, forks, folder) as (devices, processes):
-
-            def observe(record: Record) -> None:
-                started = [order for order in record.orders if isinstance(order, StartWork)]
-                if not records and started:
-                    assert len(started) == 3
-                    _kill(processes, "supernode-device-1")
-                records.append(record)
-
-            return await FederationRun(file, FederationStore(folder), [observe]).run(forks, devices)
-
-    summaries = asyncio.run(run())
-    assert all(each.rounds == 2 for each in summaries.values())
-    number, closing = next(
-        (number, order)
-        for number, record in enumerate(records)
-        for order in record.orders
-        if isinstance(order, CloseCycle)
-    )
-    assert closing.cycle == 1
-    assert "device-1" in closing.missing
-    assert records[number].at >= 25.0
-    before = [fact for record in records[: number + 1] for fact in record.facts if isinstance(fact, DeviceLost)]
-    assert before == []  # no other deadline closed it
-    lost = [fact for record in records for fact in record.facts if isinstance(fact, DeviceLost)]
-    assert ("device-1", "no answer by the deadline") in [(fact.device, fact.reason) for fact in lost]
-    later = [order for record in records[number + 1 :] for order in record.orders if isinstance(order, StartWork)]
-    assert "device-1" not in {order.device for order in later}
-    assert replayed(records, folder)
-
-
-def _kill(processes: FlowerProcesses, name: str) -> None:
-    os.killpg(processes.children[name].pid, signal.SIGKILL)
 
 
 def test_an_insecure_connection_stays_on_this_machine() -> None:

@@ -80,6 +80,7 @@ def test_nothing_to_resume_is_bad_input(tmp_path: Path) -> None:
     assert run(["federate", str(tmp_path / "none.toml")]) == 2
 
 
+@pytest.mark.slow
 def test_over_flower_the_weights_are_those_of_the_embedded_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from carpool.backends.flower.device_host import DeviceHost
 from carpool.backends.flower.devices import FlowerDevices
-from carpool.backends.flower.processes import FlowerProcesses, Security, check_installed
-from carpool.core.errors import CarpoolError, InputError
+from carpool.backends.flower.processes import FlowerProcesses, Security
+from carpool.core.errors import CarpoolError
 from carpool.federated.federation_file import FederatedDevice, FederationFile
 from carpool.runtime.compat.process_lifetime import wait_for_exit
 from carpool.runtime.process.forkserver import ForkServer
@@ -27,10 +27,7 @@ async def flower_devices(
     security: Security | None = None,
 ) -> AsyncIterator[tuple[FlowerDevices, FlowerProcesses]]:
     """Devices over Flower. Without a SuperLink, one is started here, and a SuperNode for each device of the file."""
-    check_installed()
     secured = security or Security(insecure=not superlink)
-    if superlink:
-        secured.check(superlink)
     processes = FlowerProcesses(folder)
     async with AsyncExitStack() as stack:
         stack.callback(processes.stop)
@@ -64,16 +61,11 @@ async def serve_device(
     file: FederationFile, name: str, forks: ForkServer, folder: Path, superlink: str, security: Security
 ) -> None:
     """Be one device of a federation until interrupted."""
-    check_installed()
-    security.check(superlink)
-    found = [device for device in file.devices if device.name == name]
-    if not found:
-        names = ", ".join(device.name for device in file.devices)
-        raise InputError(f"the file has no device {name!r}", way_out=f"Name one of: {names}.")
+    (device,) = [device for device in file.devices if device.name == name]
     processes = FlowerProcesses(folder)
     async with AsyncExitStack() as stack:
         stack.callback(processes.stop)
-        await _start_device(stack, file, found[0], forks, processes, superlink, security)
+        await _start_device(stack, file, device, forks, processes, superlink, security)
         (node,) = processes.children.values()
         await wait_for_exit(node)
         raise CarpoolError(f"the SuperNode ended with code {node.returncode}; see {folder}/supernode-{name}.log")

@@ -93,6 +93,8 @@ def federate(
     over = _Transport(
         transport == "flower" or bool(superlink or device_name), superlink, root_certificates, node_key, insecure
     )
+    if over.is_flower:
+        over.check(parsed, device_name)
     if device_name:
         (folder / "devices").mkdir(parents=True, exist_ok=True)
         return asyncio.run(_be_device(parsed, device_name, folder / "devices", over))
@@ -107,7 +109,7 @@ def federate(
         print_json({"version": __version__, "file": str(file), "folder": str(folder), "results": results})
     else:
         print_federation(results)
-        click.echo(f"weights and journal: {folder}")
+        click.echo(f"weights, journal and federation.html: {folder}")
     return int(any(task["failed"] for result in results for task in result["tasks"]))
 
 
@@ -127,6 +129,19 @@ class _Transport:
 
         return Security(self.insecure or not self.superlink, self.root_certificates, self.node_key)
 
+    def check(self, file: FederationFile, device: str) -> None:
+        """InputError for words that cannot work, before anything is started."""
+        from carpool.backends.flower.processes import check_installed
+
+        check_installed()
+        names = [each.name for each in file.devices]
+        if device and device not in names:
+            raise InputError(f"the file has no device {device!r}", way_out=f"Name one of: {', '.join(names)}.")
+        if device and not self.superlink:
+            raise InputError("--device needs --superlink", way_out="Give the address of the federation's SuperLink.")
+        if self.superlink:
+            self.security.check(self.superlink)
+
     @asynccontextmanager
     async def devices(self, file: FederationFile, forks: ForkServer, folder: Path) -> AsyncIterator[Devices]:
         """The devices of a federation."""
@@ -145,8 +160,6 @@ async def _be_device(file: FederationFile, name: str, folder: Path, over: _Trans
     from carpool.backends.federation_run import fork_server
     from carpool.backends.flower.run import serve_device
 
-    if not over.superlink:
-        raise InputError("--device needs --superlink", way_out="Give the address of the federation's SuperLink.")
     print_note(f"device {name} of the SuperLink {over.superlink}; Ctrl-C ends it")
     async with fork_server() as forks:
         await serve_device(file, name, forks, folder, over.superlink, over.security)
@@ -179,13 +192,17 @@ async def _run(
     quiet: bool,
 ) -> dict[str, Any]:
     from carpool.backends.federation_run import FederationRun
+    from carpool.cli.render.federation_page import live_page
     from carpool.cli.render.federation_table import live_federation
     from carpool.federated.figures import FederationFigures
 
     file = replace(file, federation=replace(file.federation, plan=plan))
     figures = FederationFigures(file.federation)
-    with live_federation(file, figures, quiet=quiet) as show:
-        run = FederationRun(file, store, [figures, show], resume=resume)
+    with (
+        live_federation(file, figures, quiet=quiet) as show,
+        live_page(store.folder, file.federation) as page,
+    ):
+        run = FederationRun(file, store, [figures, show, *page], resume=resume)
         tasks = await run.run(forks, devices)
     for outcome, count in sorted(figures.outcomes.items()):
         if outcome != "accepted":
