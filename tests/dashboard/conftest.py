@@ -108,7 +108,9 @@ async def serve(
 ) -> None:
     """Serve until the site is closed."""
     async with daemon as service:
-        config = uvicorn.Config(make_app(service, reports, federations), port=0, log_level="error", lifespan="off", ws="none")
+        config = uvicorn.Config(
+            make_app(service, reports, federations), port=0, log_level="error", lifespan="off", ws="none"
+        )
         server = Server(config)
         serving = asyncio.create_task(server.serve())
         await server.is_up.wait()

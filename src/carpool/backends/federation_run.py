@@ -20,7 +20,7 @@ from carpool.backends.federation_devices import (
 )
 from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import CarpoolError, InputError
-from carpool.core.typed_fields import decode_value
+from carpool.core.typed_fields import InvalidField, decode_value, shown
 from carpool.federated.aggregation import ServerModel, next_model
 from carpool.federated.coordinator import Coordinator
 from carpool.federated.federation import DeviceName, Federation, TaskName
@@ -242,8 +242,11 @@ class FederationRun:
 
     def _on_done(self, name: DeviceName, done: TasksDone, fds: Sequence[int]) -> tuple[float, list[Fact]] | None:
         left, results = list(fds), []
-        for given in done.results:
-            result: TaskResult = decode_value(TaskResult, list(given.values()), "TasksDone.results")
+        try:
+            given = [_task_result(each) for each in done.results]
+        except (InvalidField, TypeError) as error:
+            return self._now(), [DeviceLost(name, f"its report cannot be read: {shown(error)}")]
+        for result in given:
             data = left.pop(0) if result.steps and left else None
             results.append(self._checked(name, done.cycle, result, data))
         fact = WorkReported(name, done.cycle, tuple(results))
@@ -307,3 +310,9 @@ class FederationRun:
     def _summary(self, name: TaskName) -> TaskSummary:
         state, digest = self.coordinator.tasks[name], weights_digest(self._models[name].weights)
         return TaskSummary(state.rounds, state.end_reason, state.failed, digest, self._metrics[name])
+
+
+def _task_result(given: dict[str, Any]) -> TaskResult:
+    """A result as a device sent it; TypeError for unknown or missing fields, InvalidField for values out of range."""
+    result: TaskResult = decode_value(TaskResult, list(TaskResult(**given)), "TasksDone.results")
+    return result

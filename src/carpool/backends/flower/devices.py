@@ -16,7 +16,7 @@ from carpool.core.errors import CarpoolError
 from carpool.federated.federation import DeviceName
 from carpool.federated.federation_file import FederationFile
 from carpool.federated.messages import DeviceJoined, StartWork
-from carpool.runtime.process.channel import AsyncChannel, Closed, Received, close_all, decode, encode
+from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, Received, close_all, decode, encode
 from carpool.runtime.process.protocol import (
     DescribeDevice,
     DeviceDescribed,
@@ -157,7 +157,13 @@ class FlowerDevices:
         if answered.error:
             self._on_failed(answered.node, answered.error)
             return
-        match decode(json.dumps(answered.message).encode()):
+        try:
+            message = decode(json.dumps(answered.message).encode())
+        except ProtocolError as error:
+            self._on_failed(answered.node, str(error))
+            close_all(fds)
+            return
+        match message:
             case DeviceDescribed() as described:
                 self._on_described(answered.node, described)
             case TasksDone() as done if name := self._names.get(answered.node):

@@ -139,7 +139,11 @@ class Relay:
         if reply.has_error():
             self._channel.send(NodeAnswered(node, error=shown(reply.error.reason or f"code {reply.error.code}")))
             return
-        message, files, theirs = unpacked(reply.content)
+        try:
+            message, files, theirs = unpacked(reply.content)
+        except (KeyError, TypeError, ValueError) as error:  # a node may send anything
+            self._channel.send(NodeAnswered(node, error=f"its answer cannot be read: {shown(error)}"))
+            return
         fds = [memory_file_of(data, "update") for data in files]
         self._channel.send(NodeAnswered(node, message, stamps={**stamps, **theirs, "pulled": time.time()}), fds)
         close_all(fds)
