@@ -1,6 +1,10 @@
 """Whole federations in real processes."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +166,42 @@ def test_a_killed_run_resumes_with_the_same_weights(tmp_path: Path, run: Runs) -
         assert [each.metrics[-1] for each in resumed.values()] == [each.metrics[-1] for each in whole.values()]
     with pytest.raises(InputError):
         run(replace(file, federation=replace(file.federation, epochs=2.0)), tmp_path / "whole", resume=True)
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from carpool.backends.federation_run import FederationRun, fork_server
+from carpool.backends.federation_store import FederationStore
+from tests.backends.test_federation_run import two_tasks
+
+left = int(sys.argv[2])
+
+def observe(record):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with fork_server() as forks:
+        file = two_tasks(Path(sys.argv[1]))
+        await FederationRun(file, FederationStore(Path(sys.argv[1]) / "killed"), [observe]).run(forks)
+
+asyncio.run(main())
+"""
+
+
+def test_a_coordinator_killed_by_sigkill_resumes_with_the_same_weights(tmp_path: Path, run: Runs) -> None:
+    file = two_tasks(tmp_path)
+    whole, _ = run(file, tmp_path / "whole")
+    (tmp_path / "killed").mkdir()
+    words = [sys.executable, "-c", KILLED, str(tmp_path), "5"]
+    root = Path(__file__).resolve().parents[2]
+    child = subprocess.run(words, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+    assert child.returncode == -signal.SIGKILL
+    resumed, _ = run(file, tmp_path / "killed", resume=True)
+    assert {name: each.digest for name, each in resumed.items()} == {name: each.digest for name, each in whole.items()}
 
 
 def test_a_device_that_dies_works_again_in_the_same_round(tmp_path: Path, run: Runs) -> None:

@@ -1,7 +1,4 @@
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -81,25 +78,6 @@ def test_bad_files_are_bad_input(tmp_path: Path, old: str, new: str) -> None:
 def test_nothing_to_resume_is_bad_input(tmp_path: Path) -> None:
     assert run(["federate", str(written(tmp_path)), "--out", str(tmp_path / "out"), "--resume"]) == 2
     assert run(["federate", str(tmp_path / "none.toml")]) == 2
-
-
-def test_a_federation_killed_by_the_kernel_resumes_with_the_same_digest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = written(tmp_path, FILE.replace("rounds = 3", 'rounds = 40\nplan = "equal-epochs"'))
-    assert run(["federate", str(file), "--out", str(tmp_path / "whole"), "--json"]) == 0
-    whole = json.loads(capsys.readouterr().out)["results"][0]["tasks"]
-    out = tmp_path / "killed"
-    words = [sys.executable, "-m", "carpool", "federate", str(file), "--out", str(out), "--json"]
-    journal = out / "journal.jsonl"
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as child:
-        while child.poll() is None and not (journal.exists() and journal.read_text().count("CloseCycle") >= 2):
-            time.sleep(0.01)
-        child.kill()
-    assert journal.read_text().count("CloseCycle") < 40  # else it was killed too late
-    assert run(["federate", str(file), "--out", str(out), "--resume", "--json"]) == 0
-    resumed = json.loads(capsys.readouterr().out)["results"][0]["tasks"]
-    assert [task["digest"] for task in resumed] == [task["digest"] for task in whole]
 
 
 @pytest.mark.slow
