@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # Extras to install: `make setup EXTRAS=dev,torch`.
-EXTRAS ?= dev,ray,serve,torch
+EXTRAS ?= dev,federated,ray,serve,torch
 # Further words for pytest: `make test PYTEST_ARGS="-m slow"`.
 PYTEST_ARGS ?=
 # Processes that share the tests.

@@ -1,21 +1,41 @@
 """Whole federations in real processes."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from carpool.backends.federation_run import EmbeddedFederation, TaskSummary, fork_server
+from carpool.backends.federation_devices import Devices, Event
+from carpool.backends.federation_run import FederationRun, TaskSummary, fork_server
 from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import InputError
+from carpool.core.model import Kind
 from carpool.federated.coordinator import Coordinator
-from carpool.federated.federation import TaskName
+from carpool.federated.federation import DeviceName, TaskName
 from carpool.federated.federation_file import FederationFile, parse_federation
-from carpool.federated.messages import Aggregate, CloseCycle, DeviceLost, Outcome, Record
+from carpool.federated.messages import (
+    Aggregate,
+    CloseCycle,
+    DeviceJoined,
+    DeviceLost,
+    Outcome,
+    Record,
+    StartWork,
+    TaskResult,
+)
+from carpool.federated.updates import decode_weights, encode_weights
+from carpool.runtime.process.channel import Received, close_all
 from carpool.runtime.process.forkserver import ForkServer
+from carpool.runtime.process.protocol import TasksDone
+from carpool.runtime.process.shared_memory import memory_file_of
 
 ENTRIES = """
 import os
@@ -74,7 +94,13 @@ class Runs:
         self._forks = forks
 
     def __call__(
-        self, file: FederationFile, folder: Path, *, resume: bool = False, crash_at: int | None = None
+        self,
+        file: FederationFile,
+        folder: Path,
+        *,
+        resume: bool = False,
+        crash_at: int | None = None,
+        devices: Devices | None = None,
     ) -> tuple[dict[TaskName, TaskSummary], list[Record]]:
         records: list[Record] = []
 
@@ -84,8 +110,8 @@ class Runs:
                 raise ConnectionAbortedError
 
         folder.mkdir(exist_ok=True)
-        federation = EmbeddedFederation(file, FederationStore(folder), [observe], resume=resume)
-        return self._runner.run(federation.run(self._forks)), records
+        federation = FederationRun(file, FederationStore(folder), [observe], resume=resume)
+        return self._runner.run(federation.run(self._forks, devices)), records
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +168,42 @@ def test_a_killed_run_resumes_with_the_same_weights(tmp_path: Path, run: Runs) -
         run(replace(file, federation=replace(file.federation, epochs=2.0)), tmp_path / "whole", resume=True)
 
 
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from carpool.backends.federation_run import FederationRun, fork_server
+from carpool.backends.federation_store import FederationStore
+from tests.backends.test_federation_run import two_tasks
+
+left = int(sys.argv[2])
+
+def observe(record):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with fork_server() as forks:
+        file = two_tasks(Path(sys.argv[1]))
+        await FederationRun(file, FederationStore(Path(sys.argv[1]) / "killed"), [observe]).run(forks)
+
+asyncio.run(main())
+"""
+
+
+def test_a_coordinator_killed_by_sigkill_resumes_with_the_same_weights(tmp_path: Path, run: Runs) -> None:
+    file = two_tasks(tmp_path)
+    whole, _ = run(file, tmp_path / "whole")
+    (tmp_path / "killed").mkdir()
+    words = [sys.executable, "-c", KILLED, str(tmp_path), "5"]
+    root = Path(__file__).resolve().parents[2]
+    child = subprocess.run(words, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+    assert child.returncode == -signal.SIGKILL
+    resumed, _ = run(file, tmp_path / "killed", resume=True)
+    assert {name: each.digest for name, each in resumed.items()} == {name: each.digest for name, each in whole.items()}
+
+
 def test_a_device_that_dies_works_again_in_the_same_round(tmp_path: Path, run: Runs) -> None:
     flag = str(tmp_path / "flag")
     file = federation(tmp_path, [{"name": "a", "entry": "entries.py:dies_once", "args": {"flag": flag}}])
@@ -171,6 +233,90 @@ def test_tasks_that_cannot_train_fail_and_the_others_do_not(tmp_path: Path, run:
         ("large", Outcome.OVERSIZED),
     }
     assert {name for name, each in summaries.items() if not each.failed} == {"good"}
+
+
+class HostileDevices:
+    """Devices that answer at once, each with its own fault; in place of processes."""
+
+    NAMES = ("good", "nan", "shape", "large", "junk", "twice", "stale", "silent", "broken")
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._late: list[Event] = []
+
+    async def start(self) -> list[DeviceJoined]:
+        return [DeviceJoined(DeviceName(name), Kind("cpu"), {"a": 10}) for name in self.NAMES]
+
+    def run(self, order: StartWork, weights: Sequence[bytes]) -> None:
+        (work,) = order.work
+        arrays = decode_weights(weights[0])
+        if order.device == "nan":
+            arrays["0.weight"][:] = np.nan
+        elif order.device == "shape":
+            arrays["0.weight"] = arrays["0.weight"].T
+        data = {"large": b"x" * 1_000_000, "junk": b"junk"}.get(order.device, encode_weights(arrays))
+        result = TaskResult(work.task, work.round, work.samples, 1, 0.1, len(data), outcome="accepted")._asdict()
+        if order.device == "broken":
+            result["samples"] = "many"
+        answers = [TasksDone(order.cycle, (result,), 0.1)] * (2 if order.device == "twice" else 1)
+        found: list[Event] = [(order.device, Received(each, (memory_file_of(data, "update"),))) for each in answers]
+        if order.device == "stale":
+            found, self._late = self._late, found  # it answers one cycle late
+        for event in found if order.device != "silent" else ():
+            self.events.put_nowait(event)
+
+    def halt(self, missing: Sequence[DeviceName]) -> None:
+        assert {"stale", "silent"} <= set(missing)
+
+    @property
+    def is_working(self) -> bool:
+        return not self.events.empty()
+
+    @property
+    def may_join(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        for _, event in self._late:
+            if isinstance(event, Received):
+                close_all(event.fds)
+
+
+def test_every_hostile_update_has_its_outcome_and_the_good_ones_count(tmp_path: Path, run: Runs) -> None:
+    devices = [{"name": name, "slowdown": 1} for name in HostileDevices.NAMES]
+    file = federation(
+        tmp_path, [{"name": "a", "entry": "entries.py:make"}], device=devices, deadline_s=1.0, grace_s=1.0
+    )
+    summaries, records = run(file, tmp_path / "run", devices=HostileDevices())
+    assert (summaries[TaskName("a")].rounds, summaries[TaskName("a")].failed) == (3, False)
+    refused = {(refusal.device, refusal.outcome) for record in records for refusal in record.refused}
+    assert refused == {
+        ("nan", Outcome.NOT_FINITE),
+        ("shape", Outcome.WRONG_SHAPE),
+        ("large", Outcome.OVERSIZED),
+        ("junk", Outcome.UNREADABLE),
+        ("twice", Outcome.DUPLICATE),
+        ("stale", Outcome.STALE),
+    }
+    used = {order.devices for record in records for order in record.orders if isinstance(order, Aggregate)}
+    assert used == {("good", "twice")}
+    missing = [order.missing for record in records for order in record.orders if isinstance(order, CloseCycle)]
+    assert missing == [("broken", "silent", "stale"), ("silent", "stale"), ("silent", "stale")]
+    lost = [fact for record in records for fact in record.facts if isinstance(fact, DeviceLost)]
+    assert [(fact.device, "many" in fact.reason) for fact in lost] == [("broken", True)]
+
+
+def test_a_task_without_data_on_a_device_is_not_ordered_there(tmp_path: Path, run: Runs) -> None:
+    tasks = [
+        {"name": "both", "entry": "entries.py:make"},
+        {"name": "one", "entry": "entries.py:make", "partition": {"sizes": [1, 0]}},
+    ]
+    summaries, records = run(federation(tmp_path, tasks), tmp_path / "run")
+    assert not any(each.failed for each in summaries.values())
+    used = {
+        (order.task, order.devices) for record in records for order in record.orders if isinstance(order, Aggregate)
+    }
+    assert used == {("both", ("fast", "slow")), ("one", ("fast",))}
 
 
 def test_an_entry_that_raises_is_bad_input(tmp_path: Path, run: Runs) -> None:

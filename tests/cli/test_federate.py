@@ -78,3 +78,35 @@ def test_bad_files_are_bad_input(tmp_path: Path, old: str, new: str) -> None:
 def test_nothing_to_resume_is_bad_input(tmp_path: Path) -> None:
     assert run(["federate", str(written(tmp_path)), "--out", str(tmp_path / "out"), "--resume"]) == 2
     assert run(["federate", str(tmp_path / "none.toml")]) == 2
+
+
+@pytest.mark.slow
+def test_over_flower_the_weights_are_those_of_the_embedded_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flwr")
+    text = FILE.replace("rounds = 3", 'rounds = 1\nplan = "equal-epochs"').replace("sizes = [3, 1]", "sizes = [1]")
+    file = written(tmp_path, text.replace("count = 2", "count = 1"))
+    digests = []
+    for transport in ("embedded", "flower"):
+        words = ["federate", str(file), "--out", str(tmp_path / transport), "--transport", transport, "--json"]
+        assert run(words) == 0
+        (result,) = json.loads(capsys.readouterr().out)["results"]
+        assert result["outcomes"] == {"accepted": 1}
+        digests.append(result["tasks"][0]["digest"])
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--transport", "carrier"],
+        ["--transport", "flower", "--compare"],
+        ["--device", "device-0"],
+        ["--device", "other", "--superlink", "127.0.0.1:1", "--insecure"],
+        ["--superlink", "10.0.0.5:8000", "--insecure"],
+    ],
+)
+def test_bad_words_for_flower_are_bad_input(tmp_path: Path, words: list[str]) -> None:
+    pytest.importorskip("flwr")
+    assert run(["federate", str(written(tmp_path)), "--out", str(tmp_path / "out"), *words]) == 2

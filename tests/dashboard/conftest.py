@@ -40,9 +40,9 @@ def principal_of(request: Request) -> Principal:
     return PRINCIPALS[request.headers.get("x-user", "root")]
 
 
-def make_app(service: SchedulerService, reports: Path | None = None) -> FastAPI:
+def make_app(service: SchedulerService, reports: Path | None = None, federations: Path | None = None) -> FastAPI:
     app = FastAPI(openapi_url=None)
-    mount(app, service, principal_of, secret=b"for tests", reports=reports, zone=UTC)
+    mount(app, service, principal_of, secret=b"for tests", reports=reports, federations=federations, zone=UTC)
     return app
 
 
@@ -101,11 +101,16 @@ class Server(uvicorn.Server):
 
 
 async def serve(
-    daemon: AbstractAsyncContextManager[SchedulerService], reports: Path | None, ready: Future[Site]
+    daemon: AbstractAsyncContextManager[SchedulerService],
+    reports: Path | None,
+    federations: Path | None,
+    ready: Future[Site],
 ) -> None:
     """Serve until the site is closed."""
     async with daemon as service:
-        config = uvicorn.Config(make_app(service, reports), port=0, log_level="error", lifespan="off")
+        config = uvicorn.Config(
+            make_app(service, reports, federations), port=0, log_level="error", lifespan="off", ws="none"
+        )
         server = Server(config)
         serving = asyncio.create_task(server.serve())
         await server.is_up.wait()
@@ -139,6 +144,7 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
             cluster: Cluster | None = None,
             report_every_s: float = 0.2,
             reports: Path | None = None,
+            federations: Path | None = None,
             steps_per_s: float = 1.0,
         ) -> Site:
             ready: Future[Site] = Future()
@@ -154,7 +160,7 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
                         report_every_s=report_every_s,
                         world=DemoWorld(steps_per_s={"": steps_per_s}),
                     )
-                    asyncio.run(serve(daemon, reports, ready))
+                    asyncio.run(serve(daemon, reports, federations, ready))
                 except BaseException as error:
                     if ready.done():
                         raise

@@ -16,6 +16,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.service.auth import Principal, Role
 from carpool.sim.traces.trace import Arrival
+from tests.dashboard.test_federation import played
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -194,6 +195,25 @@ def test_upload_a_report_file(open_site: Any, page: "Page", tmp_path: Path) -> N
     page.set_input_files("input[type=file]", path)
     page.get_by_role("rowheader", name="las").wait_for()
     assert page.locator("tr", has_text="las").locator(".best").first.inner_text() == "5.00"
+
+
+def test_a_federation_is_followed_and_its_idle_time_is_red(open_site: Any, page: "Page", tmp_path: Path) -> None:
+    lines = played(3)[1].splitlines(keepends=True)
+    closings = [number for number, line in enumerate(lines) if '"CloseCycle"' in line]
+    journal = tmp_path / "federations" / "mine" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text("".join(lines[: closings[0] + 1]))
+    site = open_site(federations=journal.parent.parent)
+    page.goto(f"{site.address}/cluster")
+    page.keyboard.press("6")
+    page.wait_for_url("**/federations")
+    assert page.locator("#cycles tbody tr").count() == 4  # three devices and the axis
+    assert page.locator("rect.idle").count() == 2  # of two devices that answered
+    red = page.locator("rect.idle").first.evaluate("each => getComputedStyle(each).fill")
+    assert red == page.locator("td.bad").first.evaluate("each => getComputedStyle(each).color")
+    journal.write_text("".join(lines))
+    page.locator("rect.idle").nth(5).wait_for(state="attached")
+    page.locator("#tasks td", has_text="3 of 3").first.wait_for()
 
 
 def test_a_lost_connection_is_shown(open_site: Any, browser: "Browser") -> None:

@@ -25,7 +25,9 @@ def test_updates_count_by_data() -> None:
 
 
 def test_devices_with_fewer_steps_count_as_much() -> None:
-    one, two = contribution_weights(Task(NAME), [10, 10], [result(40, 4), result(10, 1)])
+    results = [result(40, 4), result(10, 1)]
+    assert contribution_weights(Task(NAME), [10, 10], results) == (0.5, 0.5)
+    one, two = contribution_weights(Task(NAME, weighting="normalized"), [10, 10], results)
     assert two == 4 * one
 
 

@@ -1,24 +1,30 @@
-"""Embedded federation: a coordinator and its devices as processes of this machine, kept ready between rounds."""
+"""Run of a federation: carries out the coordinator's orders, checks and aggregates updates, and reports facts."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import quote
 
+from carpool.backends.federation_devices import (
+    NO_DEVICE,
+    Devices,
+    EmbeddedDevices,
+    HostedProcess,
+    Lost,
+    send,
+    start_process,
+)
 from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import CarpoolError, InputError
-from carpool.core.model import Kind
-from carpool.core.typed_fields import decode_value
+from carpool.core.typed_fields import InvalidField, decode_value, shown
 from carpool.federated.aggregation import ServerModel, next_model
 from carpool.federated.coordinator import Coordinator
 from carpool.federated.federation import DeviceName, Federation, TaskName
-from carpool.federated.federation_file import FederatedDevice, FederationFile
+from carpool.federated.federation_file import FederationFile
 from carpool.federated.messages import (
     Aggregate,
     CloseCycle,
@@ -40,22 +46,11 @@ from carpool.federated.updates import (
     max_update_bytes,
     weights_digest,
 )
-from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, Received, close_all, pair
+from carpool.runtime.process.channel import Received, close_all
 from carpool.runtime.process.forkserver import ForkServer
-from carpool.runtime.process.protocol import (
-    Alive,
-    EvaluateTask,
-    Halt,
-    HostTasks,
-    Message,
-    RunTasks,
-    TaskEvaluated,
-    TasksDone,
-    TasksReady,
-)
-from carpool.runtime.process.shared_memory import memory_file_of, read_memory_file
+from carpool.runtime.process.protocol import EvaluateTask, HostTasks, TaskEvaluated, TasksDone
+from carpool.runtime.process.shared_memory import read_memory_file
 
-_MAX_RESTARTS = 3  # of a device without a report in between
 _SERVER = "(server)"
 Observer = Callable[[Record], object]
 
@@ -71,19 +66,8 @@ class TaskSummary:
     metrics: Sequence[tuple[int, dict[str, float]]]  # after each round
 
 
-@dataclass(slots=True)
-class _Process:
-    """A device, or the server, as this side sees it."""
-
-    name: str
-    channel: AsyncChannel
-    reader: asyncio.Task[None] | None = None
-    is_working: bool = False
-    restarts: int = 0
-
-
 @dataclass(order=True, slots=True)
-class _Event:
+class _Report:
     """Something a process did; `at` is emulated time."""
 
     at: float
@@ -102,7 +86,7 @@ async def fork_server() -> AsyncIterator[ForkServer]:
         await forks.stop()
 
 
-class EmbeddedFederation:
+class FederationRun:
     """Carries out the coordinator's orders and reports facts.
 
     Where devices are emulated, time is theirs: a device's report counts at the time it would have come.
@@ -120,38 +104,38 @@ class EmbeddedFederation:
         self._store = store
         self._observers = tuple(observers)
         self._resume = resume
-        self._events: asyncio.Queue[tuple[_Process, Received | None]] = asyncio.Queue()
-        self._processes: dict[str, _Process] = {}
         self._models: dict[TaskName, ServerModel] = {}
         self._tasks = {task.name: task for task in file.federation.tasks}
         self._metrics: dict[TaskName, list[tuple[int, dict[str, float]]]] = {name: [] for name in self._tasks}
         self._evaluating = 0
         self._started_at = 0.0  # of the event loop's clock
-        self._later: list[_Event] = []
+        self._later: list[_Report] = []
         self._num_events = 0
         self.coordinator: Coordinator
 
-    async def run(self, forks: ForkServer) -> dict[TaskName, TaskSummary]:
-        """Run the federation to its end; InputError if a task cannot be loaded."""
-        self._forks = forks
+    async def run(self, forks: ForkServer, devices: Devices | None = None) -> dict[TaskName, TaskSummary]:
+        """Run the federation to its end, on processes of this machine if no devices are given."""
+        self._devices = devices or EmbeddedDevices(self._file, forks, self._store.folder)
+        server: HostedProcess | None = None
         try:
-            server = await self._host(_SERVER)
-            devices = await asyncio.gather(*[self._host(each.name, each) for each in self._file.devices])
-            federation, records = self._stored_or_new(server)
+            host = HostTasks(_SERVER, self._file.hosted_tasks())
+            server, said, weights = await start_process(forks, host, self._store.folder)
+            self._server = server
+            server.listen(self._devices.events)
+            ready = await self._devices.start()
+            federation, records = self._stored_or_new(said, weights)
             with self._store.writer(federation) as writer:
                 self.coordinator = Coordinator(federation, observers=(writer, *self._observers))
                 self._recover(records)
-                await self._work([about for about, _ in devices])
+                await self._work(ready)
         finally:
-            for process in self._processes.values():
-                if process.reader is not None:
-                    process.reader.cancel()
-                process.channel.close()  # the process exits
+            if server is not None:
+                server.close()
+            await self._devices.close()
         return {name: self._summary(name) for name in self._tasks}
 
-    async def _work(self, devices: Sequence[dict[str, Any]]) -> None:
-        joined = [self._joined(each, about) for each, about in zip(self._file.devices, devices, strict=True)]
-        facts: list[Fact] = [*[DeviceLost(name) for name in self.coordinator.devices], *joined]
+    async def _work(self, ready: Sequence[DeviceJoined]) -> None:
+        facts: list[Fact] = [*[DeviceLost(name) for name in self.coordinator.devices], *ready]
         self._started_at = asyncio.get_running_loop().time() - self.coordinator.at
         for name, model in self._models.items():
             if model.rounds and model.rounds not in [rounds for rounds, _ in self._metrics[name]]:
@@ -161,56 +145,8 @@ class EmbeddedFederation:
             at, facts = await self._next()
             self._carry(self.coordinator.handle(at, facts))
 
-    async def _host(self, name: str, device: FederatedDevice | None = None) -> tuple[dict[str, Any], list[bytes]]:
-        """Start the process of a device, or of the server; what it says about its tasks, and their weights."""
-        ours, theirs = pair()
-        path = self._store.folder / f"{quote(name, safe='')}.log"
-        log = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
-        try:
-            await self._forks.fork(theirs, log)
-        finally:
-            theirs.close()
-            os.close(log)
-        process = _Process(name, AsyncChannel(ours))
-        if old := self._processes.get(name):
-            process.restarts = old.restarts + 1
-        self._processes[name] = process
-        process.channel.send(self._host_message(name, device))
-        try:
-            received = await process.channel.receive()
-            while isinstance(received.message, Alive):
-                received = await process.channel.receive()
-        except Closed:
-            raise CarpoolError(f"the process of {name} exited while it loaded its tasks") from None
-        ready = received.message
-        assert isinstance(ready, TasksReady), f"expected TasksReady, got {ready}"
-        if ready.error:
-            raise InputError(ready.error)
-        weights = [read_memory_file(fd) for fd in received.fds]
-        close_all(received.fds)
-        process.reader = asyncio.create_task(self._listen(process))
-        return ready.tasks, weights
-
-    def _host_message(self, name: str, device: FederatedDevice | None) -> HostTasks:
-        tasks = self._file.hosted_tasks()
-        if device is None:
-            return HostTasks(name, tasks)
-        cores, part = sorted(os.sched_getaffinity(0)), self._file.devices.index(device)
-        own = (cores[part % len(cores)],) if device.device == "cpu" else ()
-        return HostTasks(name, tasks, part, len(self._file.devices), device.device, own, slowdown=device.slowdown)
-
-    async def _listen(self, process: _Process) -> None:
-        try:
-            while True:
-                received = await process.channel.receive()
-                if not isinstance(received.message, Alive):
-                    self._events.put_nowait((process, received))
-        except (Closed, ProtocolError):
-            self._events.put_nowait((process, None))
-
-    def _stored_or_new(self, server: tuple[dict[str, Any], list[bytes]]) -> tuple[Federation, list[Record]]:
+    def _stored_or_new(self, said: dict[str, Any], weights: Sequence[bytes]) -> tuple[Federation, list[Record]]:
         """The federation and its records so far; loads the models."""
-        said, weights = server
         federation, records = self._with_batch_sizes(said), list[Record]()
         if self._resume:
             stored, records = self._store.read()
@@ -251,32 +187,27 @@ class EmbeddedFederation:
                 if isinstance(fact, Evaluated):
                     self._metrics[fact.task].append((fact.rounds, dict(fact.metrics)))
 
-    def _joined(self, device: FederatedDevice, about: dict[str, Any]) -> DeviceJoined:
-        volumes = {task: int(each["volume"]) for task, each in about.items()}
-        sample_s = {task: float(each["sample_s"]) for task, each in about.items() if each["volume"]}
-        return DeviceJoined(device.name, Kind(device.device), volumes, sample_s)
-
     async def _next(self) -> tuple[float, list[Fact]]:
         """The next facts and their time."""
         while True:
-            is_busy = self._evaluating or any(process.is_working for process in self._processes.values())
+            is_busy = self._evaluating or self._devices.is_working
             wake_at = self.coordinator.wake_at
             if self._file.is_emulated and not is_busy and (self._later or wake_at is not None):
                 if self._later and (wake_at is None or self._later[0].at <= wake_at):
-                    event = heapq.heappop(self._later)
-                    return max(event.at, self.coordinator.at), event.facts
+                    report = heapq.heappop(self._later)
+                    return max(report.at, self.coordinator.at), report.facts
                 assert wake_at is not None
                 return wake_at, []
-            if not is_busy and wake_at is None and self._events.empty():
+            if not is_busy and wake_at is None and not self._devices.may_join:
                 raise InputError(
                     f"the federation cannot continue: {self._why_stalled()}", way_out=f"See {self._store.folder}/*.log."
                 )
             timeout = None if wake_at is None or self._file.is_emulated else max(0.0, wake_at - self._now())
             try:
-                process, received = await asyncio.wait_for(self._events.get(), timeout)
+                name, event = await asyncio.wait_for(self._devices.events.get(), timeout)
             except TimeoutError:
                 return self._now(), []
-            if found := await self._facts_of(process, received):
+            if found := self._facts_of(name, event):
                 return found
 
     def _why_stalled(self) -> str:
@@ -286,44 +217,36 @@ class EmbeddedFederation:
         waiting = [name for name, state in self.coordinator.tasks.items() if not state.end_reason]
         return f"no device holds data of {', '.join(waiting)}"
 
-    async def _facts_of(self, process: _Process, received: Received | None) -> tuple[float, list[Fact]] | None:
-        if received is None:
-            return await self._on_lost(process)
+    def _facts_of(self, name: str, event: Received | DeviceJoined | Lost) -> tuple[float, list[Fact]] | None:
+        match event:
+            case DeviceJoined():
+                return self._now(), [event]
+            case Lost(reason) if name in (_SERVER, NO_DEVICE):
+                raise CarpoolError("the process that evaluates exited" if name else reason)
+            case Lost(reason, back):
+                return self._now(), [DeviceLost(DeviceName(name), reason), *([back] if back else [])]
         try:
-            match received.message:
+            match event.message:
                 case TasksDone() as done:
-                    process.is_working, process.restarts = False, 0
-                    return self._on_done(process, done, received.fds)
+                    return self._on_done(DeviceName(name), done, event.fds)
                 case TaskEvaluated() as evaluated:
                     return self._on_evaluated(evaluated)
         finally:
-            close_all(received.fds)
+            close_all(event.fds)
         return None
-
-    async def _on_lost(self, process: _Process) -> tuple[float, list[Fact]]:
-        """A device's process exited: start another, whose device is back in the same round."""
-        if process.name == _SERVER:
-            raise CarpoolError("the process that evaluates exited")
-        name, process.is_working = DeviceName(process.name), False
-        facts: list[Fact] = [DeviceLost(name, "its process exited")]
-        process.channel.close()
-        if process.restarts < _MAX_RESTARTS:
-            (device,) = [each for each in self._file.devices if each.name == name]
-            try:
-                facts.append(self._joined(device, (await self._host(name, device))[0]))
-            except CarpoolError as error:
-                facts[0] = DeviceLost(name, str(error))
-        return self._now(), facts
 
     def _now(self) -> float:
         if self._file.is_emulated:
             return self.coordinator.at
         return max(asyncio.get_running_loop().time() - self._started_at, self.coordinator.at)
 
-    def _on_done(self, process: _Process, done: TasksDone, fds: Sequence[int]) -> tuple[float, list[Fact]] | None:
-        name, left, results = DeviceName(process.name), list(fds), []
-        for given in done.results:
-            result: TaskResult = decode_value(TaskResult, list(given.values()), "TasksDone.results")
+    def _on_done(self, name: DeviceName, done: TasksDone, fds: Sequence[int]) -> tuple[float, list[Fact]] | None:
+        left, results = list(fds), []
+        try:
+            given = [_task_result(each) for each in done.results]
+        except (InvalidField, TypeError) as error:
+            return self._now(), [DeviceLost(name, f"its report cannot be read: {shown(error)}")]
+        for result in given:
             data = left.pop(0) if result.steps and left else None
             results.append(self._checked(name, done.cycle, result, data))
         fact = WorkReported(name, done.cycle, tuple(results))
@@ -332,7 +255,7 @@ class EmbeddedFederation:
         self._num_events += 1
         cycle = self.coordinator.cycle
         started_at = self.coordinator.at if cycle is None else cycle.started_at
-        heapq.heappush(self._later, _Event(started_at + done.seconds, self._num_events, [fact]))
+        heapq.heappush(self._later, _Report(started_at + done.seconds, self._num_events, [fact]))
         return None
 
     def _checked(self, device: DeviceName, cycle: int, result: TaskResult, fd: int | None) -> TaskResult:
@@ -363,9 +286,7 @@ class EmbeddedFederation:
                     self._start_work(order)
                 case CloseCycle():
                     cycle = order.cycle
-                    for name in order.missing:
-                        if self._processes[name].is_working:
-                            self._processes[name].channel.send(Halt())
+                    self._devices.halt(order.missing)
                 case Aggregate():
                     self._aggregate(order, cycle)
                     self._evaluate(order.task)
@@ -373,10 +294,7 @@ class EmbeddedFederation:
             self._store.drop_updates(cycle + 1)
 
     def _start_work(self, order: StartWork) -> None:
-        process = self._processes[order.device]
-        process.is_working = True
-        weights = [encode_weights(self._models[work.task].weights) for work in order.work]
-        _send(process, RunTasks(order.cycle, order.work, order.deadline_s), weights)
+        self._devices.run(order, [encode_weights(self._models[work.task].weights) for work in order.work])
 
     def _aggregate(self, order: Aggregate, cycle: int) -> None:
         updates = [self._store.load_update(cycle, device, order.task) for device in order.devices]
@@ -387,14 +305,14 @@ class EmbeddedFederation:
     def _evaluate(self, name: TaskName) -> None:
         model = self._models[name]
         self._evaluating += 1
-        _send(self._processes[_SERVER], EvaluateTask(name, model.rounds), [encode_weights(model.weights)])
+        send(self._server.channel, EvaluateTask(name, model.rounds), [encode_weights(model.weights)])
 
     def _summary(self, name: TaskName) -> TaskSummary:
         state, digest = self.coordinator.tasks[name], weights_digest(self._models[name].weights)
         return TaskSummary(state.rounds, state.end_reason, state.failed, digest, self._metrics[name])
 
 
-def _send(process: _Process, message: Message, files: Sequence[bytes]) -> None:
-    fds = [memory_file_of(data, "weights") for data in files]
-    process.channel.send(message, fds)
-    close_all(fds)
+def _task_result(given: dict[str, Any]) -> TaskResult:
+    """A result as a device sent it; TypeError for unknown or missing fields, InvalidField for values out of range."""
+    result: TaskResult = decode_value(TaskResult, list(TaskResult(**given)), "TasksDone.results")
+    return result

@@ -31,6 +31,11 @@ class FederationStore:
     def exists(self) -> bool:
         return self._journal.exists()
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the journal."""
+        return self._journal.stat().st_size
+
     def check_new(self) -> None:
         """InputError if the folder holds a federation already."""
         if self.exists:

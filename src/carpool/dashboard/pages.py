@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from carpool.core.model import Phase
 from carpool.dashboard.actions import job_actions, policy_action
 from carpool.dashboard.comparison import Reports
+from carpool.dashboard.federation import Federations
 from carpool.dashboard.job_detail import job_curves
 from carpool.dashboard.job_list import PER_PAGE, JobFilter, JobList, sort_jobs
 from carpool.dashboard.plan_changes import plan_summaries
@@ -45,6 +46,7 @@ class PageRequest:
     query: Mapping[str, str]
     zone: tzinfo
     reports: Reports
+    federations: Federations
     job: str = ""
 
 
@@ -214,6 +216,15 @@ async def _load_compare(request: PageRequest) -> Compute:
     return compute
 
 
+async def _load_federations(request: PageRequest) -> Compute:
+    def compute() -> SimpleNamespace:
+        listed = request.federations.listed()
+        name = request.query.get("name") or (listed[0] if listed else "")
+        return SimpleNamespace(listed=listed, name=name, view=request.federations.get(name) if name else None)
+
+    return compute
+
+
 PAGES = (
     Page(
         "cluster",
@@ -238,4 +249,5 @@ PAGES = (
     Page("results", "Results", "/results/{job}", {"results": _load_results}),
     Page("decisions", "Decisions", "/decisions", {"policy": _load_policy, "decisions": _load_decisions}),
     Page("compare", "Compare", "/compare", {"compare": _load_compare}),
+    Page("federations", "Federations", "/federations", {"federations": _load_federations}),
 )

@@ -16,7 +16,7 @@ from carpool.service.queries.views import MeasurementView, ResultRow, ResultsVie
 
 MAX_CURVES = 8  # more cannot be told apart
 MAX_CURVE_POINTS = 300
-_STYLE_LINK = '<link rel="stylesheet" href="dashboard.css">'
+STYLE_LINK = '<link rel="stylesheet" href="dashboard.css">'
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +62,4 @@ def results_page(view: ResultsView, folder: RunFolder) -> str:
     style = resources.files("carpool.dashboard").joinpath("static", "dashboard.css").read_text(encoding="utf-8")
     template = template_environment(UTC).get_template("results_file.html")
     page = template.render(results=draw_results(view, measured), is_file=True)
-    return page.replace(_STYLE_LINK, f"<style>{style}</style>", 1)
+    return page.replace(STYLE_LINK, f"<style>{style}</style>", 1)

@@ -22,6 +22,7 @@ from carpool.core.units import format_param, format_params
 from carpool.dashboard import text_format
 from carpool.dashboard.actions import check_token, execute_action, job_path, read_form, token_for
 from carpool.dashboard.comparison import Reports
+from carpool.dashboard.federation import Federations
 from carpool.dashboard.job_detail import format_devices
 from carpool.dashboard.job_list import devices_allocated, devices_requested
 from carpool.dashboard.pages import PAGES, Compute, Page, PageRequest
@@ -55,18 +56,20 @@ def mount(
     streams: Streams | None = None,
     secret: bytes | None = None,
     reports: Path | None = None,
+    federations: Path | None = None,
     zone: tzinfo | None = None,
 ) -> None:
     """Add the dashboard to an application.
 
     `principal_of` authenticates a request, or raises the application's error. `secret` signs forms; by default it is
-    random, which rejects forms from before a restart. `reports` is a directory with output of ``carpool simulate``.
-    Times are shown in `zone`, by default the machine's. `streams` limits the open event streams of each user.
+    random, which rejects forms from before a restart. `reports` is a directory with output of ``carpool simulate``,
+    `federations` one with folders of ``carpool federate``. Times are shown in `zone`, by default the machine's.
+    `streams` limits the open event streams of each user.
     """
     streams = streams or Streams(service, Limits())
     secret = secret or secrets.token_bytes(32)
     zone = zone or datetime.now(UTC).astimezone().tzinfo or UTC
-    pages = Dashboard(service, principal_of, streams, secret, Reports(reports), zone)
+    pages = Dashboard(service, principal_of, streams, secret, Reports(reports), Federations(federations), zone)
     for page in PAGES:
         app.add_api_route(page.path, pages.guarded(partial(pages.page, page)), methods=["GET"], include_in_schema=False)
     for path, endpoint, method in (
@@ -89,6 +92,7 @@ class Dashboard:
         streams: Streams,
         secret: bytes,
         reports: Reports,
+        federations: Federations,
         zone: tzinfo,
     ) -> None:
         self._service = service
@@ -96,6 +100,7 @@ class Dashboard:
         self._streams = streams
         self._secret = secret
         self._reports = reports
+        self._federations = federations
         self._zone = zone
         self._templates = template_environment(zone)
 
@@ -119,7 +124,7 @@ class Dashboard:
         principal = self._principal_of(request)
         query = dict(request.query_params)
         job = str(request.path_params.get("job", ""))
-        page_request = PageRequest(self._service, principal, query, self._zone, self._reports, job)
+        page_request = PageRequest(self._service, principal, query, self._zone, self._reports, self._federations, job)
         panel = query.pop("panel", "")
         if panel and panel not in page.panels:
             raise NotFound(f"page {page.name!r} has no panel {panel!r}")

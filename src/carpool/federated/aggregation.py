@@ -26,14 +26,16 @@ class ServerModel:
 def contribution_weights(task: Task, volumes: Sequence[float], results: Sequence[TaskResult]) -> tuple[float, ...]:
     """What each update counts in the sum of differences to the round's weights.
 
-    By ``samples``: its part of all samples. By ``data``: p_k · τ/τ_k with p_k its part of the data, τ_k its steps and
-    τ = Σ p_k τ_k, which is p_k if all make equally many steps.
+    By ``samples``: its part of all samples. By ``data``: p_k, its part of the data. ``normalized``: p_k · τ/τ_k with
+    τ_k its steps and τ = Σ p_k τ_k, which is p_k if all make equally many steps.
     """
     if task.weighting == "samples":
         total = sum(result.samples for result in results)
         return tuple([result.samples / total for result in results])
     whole = sum(volumes)
     parts = [volume / whole for volume in volumes]
+    if task.weighting == "data":
+        return tuple(parts)
     steps = sum([part * result.steps for part, result in zip(parts, results, strict=True)])
     return tuple([part * steps / result.steps for part, result in zip(parts, results, strict=True)])
 

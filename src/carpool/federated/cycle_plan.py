@@ -74,14 +74,14 @@ class CyclePlanner:
         """The work of each device; devices without data of any task are left out."""
         held = {device.name: [task for task in tasks if device.volumes.get(task, 0) > 0] for device in devices}
         used = [device for device in devices if held[device.name]]
-        if self._federation.plan != "balanced":
+        if self._federation.plan not in ("balanced", "shortest"):
             return {device.name: _equal(self._federation, tasks, used, device, held[device.name]) for device in used}
         mixes, epoch_s = {}, {}
         for device in used:
             mixes[device.name], epoch_s[device.name] = self._mix(device, [tasks[name][0] for name in held[device.name]])
         volumes = {device.name: _volume(tasks, device) for device in used}
         paced = {device.name: epoch_s[device.name] * device.pace for device in used}
-        epochs = epochs_to_meet(self._federation, volumes, paced)
+        epochs = _epochs(self._federation, volumes, paced)
         return {
             name: DevicePlan(
                 _balanced(tasks, device, held[name], mixes[name], epochs[name]), epochs[name] * epoch_s[name]
@@ -132,6 +132,16 @@ def _nearest(levels: Sequence[float], share: float) -> float:
     return min(levels, key=lambda level: abs(level - share))
 
 
+def _epochs(
+    federation: Federation, volumes: Mapping[DeviceName, float], epoch_s: Mapping[DeviceName, float]
+) -> dict[DeviceName, float]:
+    """Epochs of each device in a cycle."""
+    if federation.plan == "shortest" or not epoch_s:
+        return epochs_to_meet(federation, volumes, epoch_s)
+    most, slowest_s = federation.epochs * federation.epochs_range[1], max(epoch_s.values())
+    return {name: min(federation.epochs * slowest_s / each, most) for name, each in epoch_s.items()}
+
+
 def epochs_to_meet(
     federation: Federation, volumes: Mapping[DeviceName, float], epoch_s: Mapping[DeviceName, float]
 ) -> dict[DeviceName, float]:
@@ -167,10 +177,17 @@ def _balanced(
     work = []
     for name, setting in zip(held, mix.settings, strict=True):
         task, round_ = tasks[name]
-        samples = max(1, round(epochs * task.weight * device.volumes[name]))
+        samples = _whole(task, device.volumes[name], epochs * task.weight * device.volumes[name])
         batch_size = setting.batch_size or task.batch_size
         work.append(Work(name, round_, device.done.get(name, 0), samples, batch_size, setting.fraction))
     return tuple(work)
+
+
+def _whole(task: Task, volume: int, samples: float) -> int:
+    """The number of samples to order: at least one, or whole epochs where a task allows nothing else."""
+    if task.whole_epochs:
+        return volume * max(1, round(samples / volume))
+    return max(1, round(samples))
 
 
 def _equal(
@@ -188,8 +205,8 @@ def _equal(
     work = []
     for name in held:
         task, round_ = tasks[name]
-        by_epochs = max(1, round(federation.epochs * task.weight * device.volumes[name]))
-        samples = steps * task.batch_size or by_epochs
+        wanted = steps * task.batch_size or federation.epochs * task.weight * device.volumes[name]
+        samples = _whole(task, device.volumes[name], wanted)
         work.append(Work(name, round_, device.done.get(name, 0), samples, task.batch_size, 1.0 / len(held)))
     return DevicePlan(tuple(work))
 

@@ -13,8 +13,8 @@ TaskName = NewType("TaskName", str)
 DeviceName = NewType("DeviceName", str)
 
 ALGORITHMS = ("fedavg", "fedprox", "fedadam")
-WEIGHTINGS = ("data", "samples")
-PLANS = ("balanced", "equal-steps", "equal-epochs")
+WEIGHTINGS = ("data", "samples", "normalized")
+PLANS = ("balanced", "shortest", "equal-steps", "equal-epochs")
 _TARGET = re.compile(r"\s*(\S+)\s*(>=|<=)\s*(\S+)\s*")
 
 Count = Annotated[int, Range(1, 1 << 40)]
@@ -55,8 +55,10 @@ class Task:
 
     ``algorithm``: ``fedavg``; ``fedprox`` adds ``proximal``/2 · ‖w − w_round‖² to the loss on devices (Li et al. 2020);
     ``fedadam`` applies Adam to the mean difference on the server (Reddi et al. 2021). ``weighting`` says what a
-    device's update counts: ``data`` its data volume, its difference first divided by its number of steps (FedNova, Wang
-    et al. 2020), so that devices that make fewer steps do not count less; ``samples`` the samples it processed.
+    device's update counts: ``data`` its data volume; ``samples`` the samples it processed; ``normalized`` its data
+    volume, its difference first divided by its number of steps (FedNova, Wang et al. 2020), so that devices that make
+    fewer steps do not count less. The last suits plain SGD; local optimizers such as Adam, whose steps do not shrink
+    with the gradient, end far below with it.
     """
 
     name: TaskName
@@ -73,6 +75,7 @@ class Task:
     weighting: str = "data"
     min_updates: Count = 1  # without so many the round is repeated
     max_failed_rounds: Count = 3  # in a row, before the task fails
+    whole_epochs: bool = False  # its devices cannot process a part of their data (a Flower ClientApp)
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -91,17 +94,20 @@ class Federation:
     In a cycle every task makes one round on the devices that take part. ``plan``:
 
     - ``balanced``: each device works on each task in proportion to its data there (equation 1 of the text), with shares
-      that let all its tasks end together; how many epochs that is differs by device, so that all devices end together.
+      that let all its tasks end together. Every device makes at least ``epochs`` epochs; those that would wait for the
+      slowest make more, so that all devices end together and no round learns from less than with ``equal-epochs``.
+    - ``shortest``: the same, but all devices together process ``epochs`` times their data: slow ones make fewer epochs.
+      Cycles are shorter, and learn less.
     - ``equal-epochs``: equal shares, every device processes all its data ``epochs`` times.
     - ``equal-steps``: equal shares, the same number of steps for every task on every device.
 
-    All three process equally many samples in a cycle.
+    All but ``balanced`` process equally many samples in a cycle.
     """
 
     tasks: tuple[Task, ...]
     plan: str = "balanced"
-    epochs: Annotated[float, Range(1e-6, 1e6)] = 1.0  # per cycle, the mean over devices
-    epochs_range: tuple[Amount, Amount] = (0.1, 10.0)  # of one device, relative to `epochs`
+    epochs: Annotated[float, Range(1e-6, 1e6)] = 1.0  # per cycle: the least of a device if balanced, else the mean
+    epochs_range: tuple[Amount, Amount] = (0.1, 32.0)  # of one device, relative to `epochs`
     participation: Annotated[float, Range(1e-9, 1)] = 1.0  # fraction of the devices that take part in a cycle
     min_devices: Count = 1  # a cycle waits for so many
     deadline_s: Amount = 0.0  # devices stop and return partial work; 0: none

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +22,11 @@ from carpool.jobs.toml_table import Table
 _T = TypeVar("_T")
 
 _FEDERATION_KEYS = tuple(field.name for field in fields(Federation) if field.name != "tasks")
-_TASK_KEYS = tuple(field.name for field in fields(Task) if field.name not in ("limits", "target", "name"))
+_TASK_KEYS = tuple(
+    field.name for field in fields(Task) if field.name not in ("limits", "target", "name", "whole_epochs")
+)
 _LIMIT_KEYS = ("max_update", "max_norm")
+_PROGRAM_KEYS = ("entry", "args", "partition", "client_app", "client_config")
 _DEVICE_KEYS = ("name", "device", "slowdown", "count")
 _MAX_DEVICES = 1024
 
@@ -32,6 +37,8 @@ class FederatedProgram:
 
     program: Program
     partition: Partition
+    client_app: str = ""  # a Flower ClientApp that trains instead of the program, which makes the model
+    client_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,20 @@ class FederationFile:
                 "program": self.programs[task.name].program.as_json(),
                 "partition": asdict(self.programs[task.name].partition),
                 "proximal": task.proximal if task.algorithm == "fedprox" else 0.0,
+                "client_app": self.programs[task.name].client_app,
+                "client_config": dict(self.programs[task.name].client_config),
             }
             for task in self.federation.tasks
         }
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for files that let devices do the same work, wherever they lie."""
+        tasks = self.hosted_tasks()
+        for task in tasks.values():
+            task["program"] = {key: value for key, value in task["program"].items() if key != "folder"}
+        text = json.dumps([tasks, [device.name for device in self.devices]], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_federation(path: Path) -> FederationFile:
@@ -94,8 +112,8 @@ def parse_federation(data: Mapping[str, Any], folder: Path, where: str) -> Feder
         table = Table({**shared, **given} if isinstance(given, dict) else given, f"{where}: task {place}")
         task = _task(table)
         tasks.append(task)
-        programs[task.name] = FederatedProgram(_program(table, folder, seed), _partition(table, seed))
-        if "batch_size" in given:
+        programs[task.name] = _federated_program(table, folder, seed)
+        if "batch_size" in given or task.whole_epochs:
             sized.add(task.name)
     values = {key: data[key] for key in _FEDERATION_KEYS if key in data}
     federation = _decoded(Federation, {**values, "tasks": tuple(tasks)}, where)
@@ -103,7 +121,7 @@ def parse_federation(data: Mapping[str, Any], folder: Path, where: str) -> Feder
 
 
 def _task(table: Table) -> Task:
-    table.only(["name", "entry", "args", "partition", "target", *_TASK_KEYS, *_LIMIT_KEYS])
+    table.only([*_PROGRAM_KEYS, "name", "target", *_TASK_KEYS, *_LIMIT_KEYS])
     name = table.text("name")
     if not name or "/" in name:
         raise InputError(f"name is {name!r}", where=table.where, way_out="Give it a name without '/'.")
@@ -114,7 +132,22 @@ def _task(table: Table) -> Task:
         table.number("max_norm", 1.0) if "max_norm" in table.values else 0.0,
     )
     parsed = Target.parse(target, f"{table.where}: target") if target else None
-    return _decoded(Task, {**values, "name": name, "target": parsed, "limits": limits}, table.where)
+    values |= {"name": name, "target": parsed, "limits": limits, "whole_epochs": "client_app" in table.values}
+    return _decoded(Task, values, table.where)
+
+
+def _federated_program(table: Table, folder: Path, seed: int) -> FederatedProgram:
+    app = table.text("client_app")
+    if app:
+        check_entry(app, (), folder, f"{table.where}: client_app")
+        if "partition" in table.values:
+            raise InputError(
+                "partition is given with client_app",
+                where=table.where,
+                way_out="Remove it: a ClientApp takes its part by partition-id and num-partitions of its context.",
+            )
+    config = table.mapping("client_config")
+    return FederatedProgram(_program(table, folder, seed), _partition(table, seed), app, config)
 
 
 def _program(table: Table, folder: Path, seed: int) -> Program:

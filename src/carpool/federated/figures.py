@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from carpool.federated.cycle_plan import mismatch
-from carpool.federated.federation import DeviceName, Federation
+from carpool.federated.federation import DeviceName, Federation, TaskName
 from carpool.federated.messages import CloseCycle, DeviceJoined, Outcome, Record, StartWork, TaskResult, WorkReported
 
 
@@ -21,6 +21,9 @@ class CycleFigures(NamedTuple):
     mismatch: float  # residual of equation 1, the mean over devices
     samples: int
     num_bytes: int  # of updates and of the weights sent for them
+    started_at: float = 0.0
+    missing: tuple[DeviceName, ...] = ()  # devices it was closed without
+    worked: Mapping[DeviceName, Mapping[TaskName, int]] = {}  # samples of accepted updates
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class FederationFigures:
         self.outcomes.update([each.outcome for each in record.refused])
         for order in record.orders:
             if isinstance(order, CloseCycle):
-                self.cycles.append(self._figures(order.cycle, record.at))
+                self.cycles.append(self._figures(order, record.at))
                 self._orders.clear()
                 self._reports.clear()
             elif isinstance(order, StartWork):
@@ -56,17 +59,20 @@ class FederationFigures:
                     self._started_at = record.at
                 self._orders[order.device] = order
 
-    def _figures(self, cycle: int, at: float) -> CycleFigures:
+    def _figures(self, closing: CloseCycle, at: float) -> CycleFigures:
         idle = {device: at - reported_at for device, (reported_at, _) in self._reports.items()}
         results = [result for _, good in self._reports.values() for result in good]
         residuals = [self._mismatch(device, good) for device, (_, good) in self._reports.items()]
         return CycleFigures(
-            cycle,
+            closing.cycle,
             at - self._started_at,
             idle,
             sum(residuals) / max(len(residuals), 1),
             sum([result.samples for result in results]),
             2 * sum([result.num_bytes for result in results]),
+            self._started_at,
+            closing.missing,
+            {device: {each.task: each.samples for each in good} for device, (_, good) in self._reports.items()},
         )
 
     def _mismatch(self, device: DeviceName, results: tuple[TaskResult, ...]) -> float:

@@ -84,7 +84,14 @@ async def serve_api(
         metrics=meters,
     )
     app = make_app(context)
-    mount(app, service, principal_of, streams=app.state.streams, reports=settings.state / "reports")
+    mount(
+        app,
+        service,
+        principal_of,
+        streams=app.state.streams,
+        reports=settings.state / "reports",
+        federations=settings.state / "federations",
+    )
     server = WebServer(app, [listener for listener in listeners if listener is not None], limits)
     serving = asyncio.create_task(server.run_until_stopped())
     serving.add_done_callback(lambda _: daemon.stop())  # stop the daemon if its server fails

@@ -152,7 +152,7 @@ function watchKeys() {
       "k": () => step(-1),
       "Enter": () => event.target.dataset.href && follow(event.target.dataset.href),
     }[event.key];
-    const page = { 1: "/cluster", 2: "/jobs", 3: "/results", 4: "/decisions", 5: "/compare" }[event.key];
+    const page = { 1: "/cluster", 2: "/jobs", 3: "/results", 4: "/decisions", 5: "/compare", 6: "/federations" }[event.key];
     const link = document.querySelector(`a[data-key="${CSS.escape(event.key === "=" ? "+" : event.key)}"]`);
     if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
     if (!act && !page && !link) return;

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from torch import nn
 
 from carpool.federated.messages import Outcome, TaskResult, Work
 from carpool.federated.updates import Weights, decode_weights, encode_weights
 from carpool.jobs.program import Program
 from carpool.runtime.compat.process_lifetime import set_process_name
-from carpool.runtime.engine.training import Training, as_metrics
+from carpool.runtime.engine.training import as_metrics
 from carpool.runtime.errors import LeaveRequested
+from carpool.runtime.federation.flower_task import ClientAppTask, Evaluate, load_model
 from carpool.runtime.federation.local_task import (
     LocalTask,
     as_arrays,
@@ -36,6 +39,7 @@ from carpool.runtime.process.shared_memory import memory_file_of, read_memory_fi
 from carpool.runtime.process.worker_setup import configure_job, load_program
 from carpool.runtime.worker.error_classifier import describe_error
 
+RoundTask = LocalTask | ClientAppTask
 _TIMED_STEPS = 3  # of each task before the first cycle; the first is not counted
 
 
@@ -83,31 +87,34 @@ class _Server:
     def __init__(self, channel: Channel, host: HostTasks) -> None:
         self._channel = channel
         self._host = host
-        self._trainings: dict[str, Training] = {}
+        self._models: dict[str, tuple[nn.Module, Evaluate | None]] = {}
 
     def load(self) -> None:
         found, fds = {}, []
         for name, spec in self._host.tasks.items():
             program = Program(**spec["program"])
             configure_job(program)
-            training = load_program(program)
-            check_federated(training, program.entry, spec["proximal"])
-            self._trainings[name] = training
-            batch_size = program.batch_size or training.batch_size
-            found[name] = {"batch_size": batch_size, "trained": trained_names(training.model)}
-            fds.append(memory_file_of(encode_weights(as_arrays(training.model)), name))
+            if spec["client_app"]:
+                model, evaluate, batch_size = *load_model(program), program.batch_size
+            else:
+                training = load_program(program)
+                check_federated(training, program.entry, spec["proximal"])
+                model, evaluate = training.model, training.evaluate
+                batch_size = program.batch_size or training.batch_size
+            self._models[name] = model, evaluate
+            found[name] = {"batch_size": batch_size, "trained": trained_names(model)}
+            fds.append(memory_file_of(encode_weights(as_arrays(model)), name))
         self._channel.send(TasksReady(found), fds)
         close_all(fds)
 
     def evaluate(self, request: EvaluateTask, weights: Weights) -> None:
-        training, metrics, error = self._trainings[request.task], {}, ""
-        if training.evaluate is not None:
-            model = training.model
+        (model, evaluate), metrics, error = self._models[request.task], {}, ""
+        if evaluate is not None:
             model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
             model.eval()
             try:
                 with torch.no_grad():
-                    metrics = as_metrics(training.evaluate(model))
+                    metrics = as_metrics(evaluate(model))
             except Exception as raised:  # noqa: BLE001 - it is the user's function
                 error = describe_error(raised)
         self._channel.send(TaskEvaluated(request.task, request.rounds, metrics, error))
@@ -119,7 +126,7 @@ class _Device:
     def __init__(self, channel: Channel, host: HostTasks) -> None:
         self._channel = channel
         self._host = host
-        self._tasks: dict[str, LocalTask] = {}
+        self._tasks: dict[str, RoundTask] = {}
         self._clock: Callable[[], float] = time.process_time if host.slowdown else time.perf_counter
 
     def load(self) -> None:
@@ -127,21 +134,29 @@ class _Device:
         assert part is not None
         for name, spec in self._host.tasks.items():
             configure_job(Program(**spec["program"]))
-            task, volume = load_local_task(spec, part, self._host.num_parts, torch.device(self._host.device))
+            task, volume = self._load(spec, part)
             found[name] = {"volume": volume, "sample_s": 0.0}
             if task is not None:
                 self._tasks[name] = task
                 found[name]["sample_s"] = self._sample_s(task)
         self._channel.send(TasksReady(found))
 
-    def _sample_s(self, task: LocalTask) -> float:
+    def _load(self, spec: Mapping[str, Any], part: int) -> tuple[RoundTask | None, int]:
+        if not spec["client_app"]:
+            return load_local_task(spec, part, self._host.num_parts, torch.device(self._host.device))
+        task = ClientAppTask(spec, part, self._host.num_parts)
+        return (task, task.num_samples) if task.num_samples else (None, 0)
+
+    def _sample_s(self, task: RoundTask) -> float:
         """Seconds per sample, from a few steps; each round loads its own weights, so they leave no trace.
 
         0 if a step fails: the first round will say so, and the other tasks continue.
         """
         try:
-            task.begin(task.weights(), 0, _TIMED_STEPS * task.batch_size, task.batch_size)
-            task.step()
+            steps = 1 if isinstance(task, ClientAppTask) else _TIMED_STEPS  # its first call was made when it was loaded
+            task.begin(task.weights(), 0, steps * task.batch_size, task.batch_size)
+            if steps > 1:
+                task.step()
             before, seconds = task.progress.samples, 0.0
             while not task.progress.is_done:
                 seconds += self._timed(task.step)
@@ -192,7 +207,7 @@ class CycleRun:
     """
 
     def __init__(
-        self, order: RunTasks, tasks: Mapping[str, LocalTask], timed: Callable[[Callable[[], object]], float]
+        self, order: RunTasks, tasks: Mapping[str, RoundTask], timed: Callable[[Callable[[], object]], float]
     ) -> None:
         self._deadline_s = order.deadline_s
         self._tasks = tasks

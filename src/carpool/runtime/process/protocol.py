@@ -497,3 +497,42 @@ class TaskEvaluated(Message):
     rounds: int
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeDevice(Message):
+    """Say which device this is. Answered by `DeviceDescribed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDescribed(Message):
+    """A device of a federation over Flower, and the tasks it has loaded."""
+
+    name: str
+    tasks: dict[str, Any] = field(default_factory=dict)  # by name: volume, sample_s
+    fingerprint: str = ""  # of the federation file that the device has
+
+
+@dataclass(frozen=True, slots=True)
+class SendToNode(Message):
+    """Send a Flower node a message, with the descriptors. Answered by `NodeAnswered`."""
+
+    node: str
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswered(Message):
+    """What a Flower node answered, with its descriptors; or why it did not."""
+
+    node: str
+    message: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    stamps: Mapping[str, Measured] = field(default_factory=dict)  # wall-clock times on the way
+
+
+@dataclass(frozen=True, slots=True)
+class NodesListed(Message):
+    """The Flower nodes that are connected; one that was killed stays listed for a while."""
+
+    nodes: tuple[str, ...] = ()

@@ -1,0 +1,119 @@
+"""Resident device of a federation over Flower: its tasks stay loaded while Flower starts a process per message."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+
+from carpool.backends.federation_devices import Event, HostedProcess, Lost, host_message, start_process
+from carpool.backends.flower.socket_file import listen
+from carpool.core.errors import CarpoolError
+from carpool.federated.federation_file import FederatedDevice, FederationFile
+from carpool.runtime.process.channel import AsyncChannel, Closed, ProtocolError, Received, close_all
+from carpool.runtime.process.forkserver import ForkServer
+from carpool.runtime.process.protocol import DescribeDevice, DeviceDescribed, Halt, RunTasks, TasksReady
+
+
+class DeviceHost:
+    """Serves one device on a Unix socket: a connection per message, one message at a time.
+
+    A caller that leaves (its SuperNode was killed) halts its work. A process that exits is started again for the next
+    message; the current one is answered with why it failed.
+    """
+
+    def __init__(self, file: FederationFile, device: FederatedDevice, forks: ForkServer, folder: Path) -> None:
+        self._file = file
+        self._device = device
+        self._forks = forks
+        self._folder = folder
+        self._private = tempfile.TemporaryDirectory(prefix="carpool-")  # mode 0700, and a short path
+        self.path = str(Path(self._private.name) / "device")
+        self._answers: asyncio.Queue[Event] = asyncio.Queue()
+        self._process: HostedProcess | None = None
+        self._turn = asyncio.Lock()
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Load the tasks and listen; InputError if a task cannot be loaded."""
+        await self._load()
+        self._listener = listen(self.path)
+        self._start(self._accept())
+
+    async def close(self) -> None:
+        """Let the device go."""
+        for task in self._serving:
+            task.cancel()
+        if self._process is not None:
+            self._process.close()
+        with contextlib.suppress(AttributeError):
+            self._listener.close()
+        self._private.cleanup()
+
+    async def _load(self) -> HostedProcess:
+        host = host_message(self._file, self._device)
+        self._process, self._about, _ = await start_process(self._forks, host, self._folder)
+        self._answers = asyncio.Queue()
+        self._process.listen(self._answers)
+        return self._process
+
+    def _start(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._listener)
+            self._start(self._serve(AsyncChannel(connection)))
+
+    async def _serve(self, channel: AsyncChannel) -> None:
+        try:
+            received = await channel.receive()
+            async with self._turn:
+                match received.message:
+                    case DescribeDevice():
+                        await self._living()
+                        channel.send(DeviceDescribed(self._device.name, self._about, self._file.fingerprint))
+                    case RunTasks():
+                        await self._run(channel, received)
+            close_all(received.fds)
+            await channel.receive()  # until the caller has read the answer
+        except (Closed, ProtocolError):
+            pass
+        finally:
+            channel.close()
+
+    async def _living(self) -> HostedProcess:
+        """The process, started again if it has exited."""
+        while not self._answers.empty():
+            _, event = self._answers.get_nowait()
+            if isinstance(event, Received):
+                close_all(event.fds)
+            elif self._process is not None:
+                self._process.close()
+                self._process = None
+        return self._process or await self._load()
+
+    async def _run(self, channel: AsyncChannel, received: Received) -> None:
+        try:
+            process = await self._living()
+        except CarpoolError as error:
+            channel.send(TasksReady(error=str(error)))
+            return
+        process.channel.send(received.message, received.fds)
+        answer = asyncio.ensure_future(self._answers.get())
+        leaving = asyncio.ensure_future(channel.receive())
+        await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            process.channel.send(Halt())
+        _, event = await answer
+        leaving.cancel()
+        if isinstance(event, Received):
+            channel.send(event.message, event.fds)
+            close_all(event.fds)
+        else:
+            self._answers.put_nowait((self._device.name, event))  # for `_living`
+            channel.send(TasksReady(error=event.reason if isinstance(event, Lost) else "unexpected answer"))
