@@ -54,7 +54,7 @@ async def start_ready(
     devices: Sequence[LocalDevice],
     state: Path,
     *,
-    start: Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorClient]],
+    start: StartClient,
     check: Sequence[ListedJob] = (),
 ) -> ExecutorClient:
     """Start the executor and wait until it can launch workers and has checked the entries of some jobs."""
@@ -70,6 +70,8 @@ async def start_ready(
 async def check_entries(executor: ExecutorClient, jobs: Sequence[ListedJob]) -> None:
     """InputError with every distinct error of entries that raise, or return something other than a valid training."""
     from carpool.runtime.process.entry_check import TIMEOUT_S
+
+    StartClient = Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorClient]]
 
     programs = {spec.id: program for spec, program in jobs if program.entry}
     errors = await executor.check(programs, TIMEOUT_S)

@@ -24,6 +24,7 @@ from carpool.core.host_resources import UNKNOWN, HostResources
 
 if TYPE_CHECKING:
     from carpool.cli.render.live_table import RunDisplay
+    from carpool.cli.support.executor_start import StartClient
     from carpool.cli.support.fleet import Fleet
     from carpool.cli.support.run_lookup import ChosenRun
     from carpool.jobs.devices import LocalDevice
@@ -146,13 +147,8 @@ def run(
     environment = _configure_logging(log_level, log_format)
     is_local = engine == "local"
     launched = launch(environment) if is_local else None  # first: importing torch takes longer than all that follows
-    from carpool.backends.fleet import fleet_cluster
-    from carpool.cli.render.run_summary import as_document, print_summary
     from carpool.cli.support.run_lookup import look_up
     from carpool.core.units import parse_cap
-    from carpool.jobs.devices import as_cluster
-    from carpool.jobs.feasibility import check_fit
-    from carpool.jobs.host import host_supplies
     from carpool.jobs.sweep import parse_sweep_options
     from carpool.policies.registry import attribute_errors
 
@@ -163,35 +159,58 @@ def run(
     choice = EngineChoice(engine, hosts_file, ray_address, ray_idle)
     fleet = find_fleet(choice, given.folder.path, given.jobs, devices=devices)
     click.get_current_context().call_on_close(fleet.close)
-    members = fleet.members
-    found = () if members else _own_devices(given, devices, oversubscribe=oversubscribe)
-    supplies = UNKNOWN if members else host_supplies(given.folder.path)
-    cluster = fleet_cluster([each.member for each in members]) if members else as_cluster(found, supplies)
-    for note in filter(None, check_fit(given.jobs, cluster)):
-        _echo(note)
+    found, supplies = _fitting_devices(given, fleet, devices, oversubscribe=oversubscribe)
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
-    options = executor_options(lanes, warm, reducer, cap) if members else None
-    start: StartExecutor
-    start = client = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, launched=launched)
-    if any(program.entry for _, program in given.jobs):
-        start = partial(start_ready, start=client, check=given.jobs if check and not given.resume else ())
+    options = executor_options(lanes, warm, reducer, cap) if fleet.members else None
+    client = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, launched=launched)
     chosen = policy or given.policy or default_policy()
     stdout = sys.stdout if program is not None else None
     with guard_stdout():
-        run = prepare(given, found, chosen, start, journal, supplies, fleet, options)
+        run = prepare(given, found, chosen, _starter(given, client, check=check), journal, supplies, fleet, options)
         fleet.is_ours = True
         try:
             with attribute_errors(chosen, strictly=True):
                 end = watch(run, choose_display(run, as_json=as_json, output=stdout))
         finally:
             run.close()
+    _print_result(run, end, as_json=as_json, is_program=stdout is not None)
+    return exit_code(run, end)
+
+
+def _fitting_devices(
+    given: ChosenRun, fleet: Fleet, devices: str, *, oversubscribe: bool
+) -> tuple[tuple[LocalDevice, ...], HostResources]:
+    """The devices and host resources of this machine, none where other machines are used; checked to fit the jobs."""
+    from carpool.backends.fleet import fleet_cluster
+    from carpool.jobs.devices import as_cluster
+    from carpool.jobs.feasibility import check_fit
+    from carpool.jobs.host import host_supplies
+
+    members = fleet.members
+    found = () if members else _own_devices(given, devices, oversubscribe=oversubscribe)
+    supplies = UNKNOWN if members else host_supplies(given.folder.path)
+    cluster = fleet_cluster([each.member for each in members]) if members else as_cluster(found, supplies)
+    for note in filter(None, check_fit(given.jobs, cluster)):
+        _echo(note)
+    return found, supplies
+
+
+def _starter(given: ChosenRun, start: StartClient, *, check: bool) -> StartExecutor:
+    """How the executor is started: for trainings, until it can launch workers and has checked their entries."""
+    if not any(program.entry for _, program in given.jobs):
+        return start
+    return partial(start_ready, start=start, check=given.jobs if check and not given.resume else ())
+
+
+def _print_result(run: BatchRun, end: RunEnd, *, as_json: bool, is_program: bool) -> None:
+    from carpool.cli.render.run_summary import as_document, print_summary
+
     if as_json:
         click.echo(json.dumps(as_document(run)))
-    else:
-        with nullcontext() if stdout is None else guard_stdout():  # stdout is the program's
-            print_summary(run, end)
-    return exit_code(run, end)
+        return
+    with guard_stdout() if is_program else nullcontext():  # stdout is the program's
+        print_summary(run, end)
 
 
 def _own_devices(given: ChosenRun, devices: str, *, oversubscribe: bool) -> tuple[LocalDevice, ...]:
