@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from carpool.runtime.executor.client import ExecutorClient, ExecutorOptions
     from carpool.runtime.process.launch import Launched
 
+    StartClient = Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorClient]]
+
 _MAX_NAMED = 3  # jobs in a message
 _MAX_ERRORS = 10  # distinct errors of entries that are printed
 
@@ -70,8 +72,6 @@ async def start_ready(
 async def check_entries(executor: ExecutorClient, jobs: Sequence[ListedJob]) -> None:
     """InputError with every distinct error of entries that raise, or return something other than a valid training."""
     from carpool.runtime.process.entry_check import TIMEOUT_S
-
-    StartClient = Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorClient]]
 
     programs = {spec.id: program for spec, program in jobs if program.entry}
     errors = await executor.check(programs, TIMEOUT_S)
