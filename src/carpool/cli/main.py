@@ -62,7 +62,8 @@ VERBS = {verb: summary for section in _SECTIONS.values() for verb, summary in se
 
 _MODULES = {  # verb -> module in cli/verbs, where the names differ
     **dict.fromkeys(("cancel", "pause", "resume", "weight", "limit"), "job_control"),
-    **dict.fromkeys(("config", "token", "backup", "restore", "stop", "drain", "undrain"), "admin"),
+    **dict.fromkeys(("config", "token", "backup", "restore", "stop", "drain", "undrain", "completion"), "admin"),
+    **dict.fromkeys(("agent", "slurm"), "machines"),
     **dict.fromkeys(("ps", "top"), "status"),
     **dict.fromkeys(("logs", "get"), "job_output"),
     "why": "explain",

@@ -1,4 +1,4 @@
-"""``carpool config``, ``token``, ``backup``, ``restore``, ``stop``, ``drain``, ``undrain``: administer the daemon."""
+"""``carpool config``, ``token``, ``backup``, ``restore``, ``stop``, ``drain``, ``undrain``, ``completion``."""
 
 from __future__ import annotations
 
@@ -238,3 +238,24 @@ drain = _node_command(
     "Release all jobs of NODE, which continue elsewhere, and schedule none on it until carpool undrain NODE.",
 )
 undrain = _node_command("undrain", "Schedule jobs on NODE again after carpool drain NODE.")
+
+
+_COMPLETION_EPILOG = """\b
+Examples:
+  carpool completion bash >> ~/.bashrc
+  carpool completion zsh >> ~/.zshrc
+  carpool completion fish > ~/.config/fish/completions/carpool.fish
+"""
+
+
+@click.command("completion", epilog=_COMPLETION_EPILOG)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that makes a shell complete carpool's commands, options and job names."""
+    from click.shell_completion import get_completion_class
+
+    from carpool.cli.main import carpool
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "click supports these shells"
+    click.echo(kind(carpool, {}, "carpool", "_CARPOOL_COMPLETE").source())

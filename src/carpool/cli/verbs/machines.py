@@ -1,4 +1,4 @@
-"""``carpool agent``: let a scheduler on another machine run jobs on this machine's devices."""
+"""``carpool agent``: serve a scheduler on another machine; ``carpool slurm``: run jobs in Slurm allocations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 import platform
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from carpool.core.errors import InputError, cause
 if TYPE_CHECKING:
     from carpool.runtime.remote.remote_agent import AgentOptions
 
-_EPILOG = """\b
+_AGENT_EPILOG = """\b
 Examples:
   carpool agent --listen 127.0.0.1:7638 --token-file box1.token
   carpool agent --listen 10.0.0.5:7638 --token-file box1.token --devices cuda
@@ -28,7 +30,7 @@ A token: (umask 077; openssl rand -hex 32 > box1.token)
 """
 
 
-@click.command("agent", epilog=_EPILOG)
+@click.command("agent", epilog=_AGENT_EPILOG)
 @click.option("--listen", required=True, metavar="ADDRESS:PORT", help="Where the scheduler connects; port 0: any.")
 @click.option("--token-file", required=True, metavar="FILE", help="The secret that scheduler and agent share.")
 @click.option(
@@ -139,3 +141,72 @@ def _options(token_file: str, devices: str, folder: Path, cert: str, *, oversubs
         certificate_of(Path(cert)) if cert else b"",
         daemon_environment(os.environ, read_settings(os.environ)["pass_env"]),
     )
+
+
+_SLURM_EPILOG = """\b
+Examples:
+  carpool slurm jobs.toml --time 4:00:00 --sbatch=--gpus-per-node=4
+  carpool slurm jobs.toml --time 4:00:00 --nodes 4 --sbatch=--gpus-per-node=8
+  carpool slurm jobs.toml --time 30 --sbatch=--partition=short --no-submit
+"""
+
+
+@click.command("slurm", epilog=_SLURM_EPILOG)
+@click.argument("jobs")
+@click.option(
+    "--time", "limit", required=True, metavar="TIME", help="Time limit of one allocation, as sbatch takes it."
+)
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1), help="Nodes of one allocation.")
+@click.option(
+    "--stop-before",
+    default=120,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    metavar="SECONDS",
+    help="Stop with checkpoints this long before the limit.",
+)
+@click.option(
+    "--state", default="", metavar="DIR", help="State folder, on a shared disk. [default: .carpool/slurm/NAME]"
+)
+@click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="Further option of sbatch; may be repeated.")
+@click.option("--run", "arguments", multiple=True, metavar="ARG", help="Further argument of carpool run; repeatable.")
+@click.option("--no-submit", is_flag=True, help="Only write the script.")
+def slurm(
+    jobs: str,
+    limit: str,
+    nodes: int,
+    stop_before: int,
+    state: str,
+    options: tuple[str, ...],
+    arguments: tuple[str, ...],
+    no_submit: bool,
+) -> None:
+    """Run a job file on nodes of a Slurm cluster, in as many allocations as it takes.
+
+    Writes the batch script NAME.slurm beside the job file and submits it. Before the time limit all jobs stop with
+    checkpoints, the batch job is requeued, and the next allocation resumes them.
+    """
+    from carpool.jobs.job_file import read_jobs
+    from carpool.jobs.slurm_script import SlurmJob, batch_script
+
+    file = Path(jobs).absolute()
+    read_jobs(file)
+    folder = Path(state).absolute() if state else file.parent / ".carpool" / "slurm" / file.stem
+    job = SlurmJob(file, folder, sys.executable, limit, nodes, stop_before, options, arguments)
+    script = file.with_suffix(".slurm")
+    script.write_text(batch_script(job), encoding="utf-8")
+    click.echo(script)
+    if not no_submit:
+        click.echo(_submit(script))
+
+
+def _submit(script: Path) -> str:
+    command = ["sbatch", str(script)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        way_out = "Run it on a login node of the cluster, or write the script only: --no-submit."
+        raise InputError("sbatch is not installed here", way_out=way_out) from None
+    if done.returncode:
+        raise InputError(f"sbatch refused the script: {done.stderr.strip()[-300:]}", where=str(script))
+    return done.stdout.strip()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from carpool.cli.verbs.agent import agent, parse_address
+from carpool.cli.verbs.machines import agent, parse_address
 from carpool.core.errors import InputError
 from carpool.jobs.hosts_file import Host
 from carpool.runtime.remote.remote_agent import certificate_of
