@@ -110,10 +110,14 @@ class WaitingClocks:
         earned = self.earned
         had = np.array([earned.get(job.spec.id, 0.0) for job in jobs]) if earned else np.zeros(len(jobs))
         grows = (had > _FREE) | np.array([job.desired is None for job in jobs])
-        begun = np.where(grows, np.array([job.since for job in jobs]), at)
-        classes = classes_of(lengths)
+        rows = np.flatnonzero(grows | (had > 0.0))  # of all others it is 0
+        if not len(rows):
+            return had
+        begun = np.where(grows[rows], np.array([jobs[row].since for row in rows.tolist()]), at)
+        classes = classes_of(lengths[rows])
         now = self.readings(np.full(_CLASSES, at), np.arange(_CLASSES))
-        return np.asarray(had + now[classes] - self.readings(begun, classes))
+        had[rows] = had[rows] + now[classes] - self.readings(begun, classes)
+        return had
 
     def keep(self, jobs: Sequence[Job], credit: Floats, draft: Draft) -> None:
         """Store the credit of jobs that start or stop now, and count those that stop."""

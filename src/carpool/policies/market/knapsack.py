@@ -120,6 +120,12 @@ def _fit(choice: Choices, surplus: Floats, needs: Floats, supply: Floats) -> Flo
     instead = others.argmax(axis=1)
     worth = np.maximum(others[np.arange(len(jobs)), instead], 0.0)
     losses = (surplus[jobs, choice[jobs]] - worth) / is_short[choice[jobs]]
+    if len(left) == 1:  # no option does without the only device type
+        order = jobs[np.lexsort((-jobs, losses))]
+        gained = left[0] + np.cumsum(needs[choice[order], 0])
+        leaving = order[: int(np.argmax(gained >= 0.0)) + 1] if gained[-1] >= 0.0 else order
+        choice[leaving] = NONE
+        return np.array([gained[len(leaving) - 1]])
     amounts, room = needs.tolist(), left.tolist()
     who, options, kept = jobs.tolist(), instead.tolist(), (worth > 0.0).tolist()
     for place in np.lexsort((-jobs, losses)).tolist():  # of equal losses the last job's first

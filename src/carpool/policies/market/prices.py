@@ -42,6 +42,13 @@ _NEVER = 1e-30  # least rate
 _DIGITS = 9  # of a figure's logarithm that tell jobs apart
 
 
+class _Rigid(NamedTuple):
+    """Jobs without a choice of sizes."""
+
+    able: Places  # those that can run
+    counts: Floats  # the devices that each of these needs
+
+
 @dataclass(frozen=True, slots=True)
 class Market:
     """Jobs in rows, options in columns, device types in the columns of `needs`."""
@@ -53,6 +60,8 @@ class Market:
     work: Floats  # [job] units of work left
     per_unit: Floats = field(init=False, repr=False)  # [job, option] seconds for a unit of work
     _blocks: list[_Block] = field(init=False, repr=False)
+    _seconds: list[Floats] = field(init=False, repr=False, default_factory=list)  # of `seconds`, once it was asked for
+    _rigid: list[_Rigid | None] = field(init=False, repr=False, default_factory=list)  # likewise of `_as_rigid`
 
     def __post_init__(self) -> None:
         """Invert the rates and group jobs by possible options once, since every price tried needs both."""
@@ -73,8 +82,10 @@ class Market:
         return found
 
     def seconds(self) -> Floats:
-        """[job, option]: time to completion."""
-        return np.asarray(self.work[:, None] * self.per_unit)
+        """[job, option]: time to completion; not to be changed."""
+        if not self._seconds:
+            self._seconds.append(np.asarray(self.work[:, None] * self.per_unit))
+        return self._seconds[0]
 
     def bills(self, prices: Floats) -> Floats:
         """[job]: total cost of its completion per weight, in seconds; jobs end in this order."""
@@ -96,8 +107,8 @@ class Market:
         (`along`), each type moves little: then one may be preferred beyond its supply, by jobs that rather wait
         for it.
         """
-        if self._is_rigid:
-            return self._clear_rigid(parts)
+        if (rigid := self._as_rigid()) is not None:
+            return self._clear_rigid(rigid, parts)
         factors, steps = (_ROUGHLY, _FEW) if self.is_large else (_CLOSER, _MANY)
         if along is not None:
             found, factors, steps = self._level(parts, along / along.max(), near), _LITTLE, _FEW
@@ -115,15 +126,20 @@ class Market:
                 found = self._bisect(parts, found / around, found * around, steps)
         return found
 
-    @property
-    def _is_rigid(self) -> bool:
-        """Whether there is one device type and no job has a choice of sizes."""
-        return len(self.supply) == 1 and bool((np.count_nonzero(self.rates, axis=1) <= 1).all())
+    def _as_rigid(self) -> _Rigid | None:
+        """The jobs of a market with one device type, in which no job has a choice of sizes; None: of another one."""
+        if not self._rigid:
+            is_able = self.rates > 0.0
+            choices = np.count_nonzero(is_able, axis=1)
+            is_rigid = len(self.supply) == 1 and bool((choices <= 1).all())
+            able = np.flatnonzero(choices)
+            counts = self.needs[is_able[able].argmax(axis=1), 0] if is_rigid else self.supply
+            self._rigid.append(_Rigid(able, counts) if is_rigid else None)
+        return self._rigid[0]
 
-    def _clear_rigid(self, parts: Floats) -> Floats:
+    def _clear_rigid(self, rigid: _Rigid, parts: Floats) -> Floats:
         """The clearing price of a rigid market: job j prefers its c devices while μ·c·(1 − ρ_j) is below w_j."""
-        able = np.flatnonzero(self.rates.any(axis=1))
-        counts = self.needs[self.rates[able].argmax(axis=1), 0]
+        able, counts = rigid
         with np.errstate(divide="ignore"):
             limits = self.weights[able] / (counts * (1.0 - parts[able]))
         order = np.argsort(-limits, kind="stable")
