@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from carpool.core.errors import InputError
-from carpool.jobs.job_keys import KEYS
 
 _COMMAND = "carpool.command"  # key of click's context
 _SCRIPT = re.compile(r".+\.(py|sh|ipynb|pl|R|jl)")
@@ -87,6 +86,8 @@ def given_program(
 
 def _with_hint(error: click.UsageError, words: Sequence[str]) -> Exception:
     """An error that says what was meant: a program without ``--``, or a key of a job as an option."""
+    from carpool.jobs.job_keys import KEYS
+
     place = next((place for place, word in enumerate(words) if _is_program(word)), None)
     if place is not None:
         return _without_dashes(words[place:])
