@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -102,10 +102,12 @@ def _training(
     )
 
 
-def train_by_hand(jobs: Sequence[str], device: str, threads: int, epochs: int | None) -> None:
+def train_by_hand(
+    jobs: Sequence[str], device: str, threads: int, epochs: int | None, limits_s: Mapping[str, float]
+) -> None:
     """Train jobs as a script would: tensors on the device, shuffled batches, torch's own kernels and threads.
 
-    It begins when it reads a line, and prints the seconds that each job took.
+    It begins when it reads a line, and prints the seconds that each job took. A job that exceeds its limit is ended.
     """
     torch.set_num_threads(threads)
     torch.zeros(1, device=device)  # starts CUDA
@@ -115,11 +117,11 @@ def train_by_hand(jobs: Sequence[str], device: str, threads: int, epochs: int | 
         started = time.monotonic()
         torch.manual_seed(0)
         training = globals()[job](**({} if epochs is None else {"epochs": epochs}))
-        _train(training, device)
+        _train(training, device, started + limits_s.get(job, float("inf")))
         _say({"job": job, "seconds": time.monotonic() - started})
 
 
-def _train(training: Training, device: str) -> None:
+def _train(training: Training, device: str, until: float) -> None:
     model, data = training.model.to(device), training.dataset.to(device)
     assert training.loss is not None
     assert training.evaluate is not None
@@ -132,6 +134,8 @@ def _train(training: Training, device: str) -> None:
             training.optimizer.zero_grad()
             loss.backward()
             training.optimizer.step()
+            if time.monotonic() > until:
+                return
     model.eval()
     training.evaluate(model)
 

@@ -1,6 +1,8 @@
 """The verb demo: simulated, and the real one on a pretended machine."""
 
+import io
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -70,6 +72,17 @@ def test_baselines_train_every_job_in_plain_processes(way: Callable[..., HandRun
     assert list(ends) == ["mlp", "cnn"]
     assert min(ends.values()) > 0.0
     assert way is run_at_once or ends["cnn"] > ends["mlp"]
+
+
+def test_an_attempt_that_is_slower_than_the_one_before_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from carpool.runtime import demo_trainings
+
+    told: list[dict[str, object]] = []
+    monkeypatch.setattr(demo_trainings, "_say", told.append)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    demo_trainings.train_by_hand(("mlp",), "cpu", 1, 10**9, {"mlp": 0.0})  # would take years
+    assert [message.get("job") for message in told] == [None, "mlp"]
 
 
 def test_a_baseline_that_fails_is_an_error() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import accumulate, cycle
@@ -35,20 +35,24 @@ class HandRun:
 
 
 def run_in_turn(jobs: Sequence[str], devices: Sequence[str], num_cores: int, epochs: int | None) -> HandRun:
-    """Run each job alone, with one thread and with all cores, and count the faster of the two."""
-    seconds = dict.fromkeys(jobs, float("inf"))
+    """Run each job alone, with one thread and with all cores, and count the faster of the two.
+
+    The second attempt ends when it is slower: on a busy machine several threads can take many times as long.
+    """
+    seconds: dict[str, float] = {}
     for threads in sorted({1, num_cores}) if devices[0] == "cpu" else [num_cores]:
-        with _Process(_Loops(tuple(jobs), devices[0], threads, epochs)) as process:
+        with _Process(_Loops(tuple(jobs), devices[0], threads, epochs, seconds)) as process:
             process.start()
             for job, took in process.results():
-                seconds[job] = min(seconds[job], took)
+                seconds[job] = min(seconds.get(job, took), took)
+                click.echo(f"  {job} with {threads} thread{'s' * (threads > 1)}: {took:.1f} s", err=True)
     return HandRun(dict(zip(jobs, accumulate(seconds[job] for job in jobs), strict=True)))
 
 
 def run_at_once(jobs: Sequence[str], devices: Sequence[str], num_cores: int, epochs: int | None) -> HandRun:
     """Run all jobs at the same time, each in its own process with its part of the cores, over the devices in turn."""
     threads = max(1, num_cores // len(jobs))  # torch's default, all cores for each, takes many times as long
-    loops = [_Loops((job,), device, threads, epochs) for job, device in zip(jobs, cycle(devices), strict=False)]
+    loops = [_Loops((job,), device, threads, epochs, {}) for job, device in zip(jobs, cycle(devices), strict=False)]
     with ExitStack() as stack:
         processes = [stack.enter_context(_Process(each)) for each in loops]
         for process in processes:
@@ -66,6 +70,7 @@ class _Loops:
     device: str
     threads: int
     epochs: int | None
+    limits_s: Mapping[str, float]
 
 
 class _Process:

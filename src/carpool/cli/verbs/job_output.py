@@ -17,7 +17,6 @@ from carpool.cli.support.daemon_client import connect, job_argument, name_sugges
 from carpool.cli.support.options import json_option, print_json, print_note
 from carpool.cli.verbs.explain import run_option
 from carpool.core.errors import InputError
-from carpool.core.model import Phase
 
 if TYPE_CHECKING:
     from carpool.service.client import Json
@@ -206,6 +205,7 @@ def _folder_from_daemon(job: str) -> Path | None:
     InputError where the job has none yet.
     """
     from carpool.cli.support.daemon_client import from_daemon
+    from carpool.core.model import Phase
     from carpool.runtime.executor.job_folder import JobFolder
     from carpool.service.config import read_settings
 
