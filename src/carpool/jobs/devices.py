@@ -139,7 +139,9 @@ def parse_devices(
     device_type, _, rest = text.strip().partition(":")
     if not device_type:
         found = list_gpus(is_ours) if gpus is None else gpus
-        return _cuda_devices(found, "", text) if found else _round_robin(min(len(cores), most_on_cpu or len(cores)), cores)
+        return (
+            _cuda_devices(found, "", text) if found else _round_robin(min(len(cores), most_on_cpu or len(cores)), cores)
+        )
     if device_type == "cuda":
         return _cuda_devices(list_gpus(is_ours) if gpus is None else gpus, rest, text)
     if device_type != "cpu":

@@ -39,7 +39,9 @@ _STARTED = 0.5  # part of its length that a job is taken to have left once it ru
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
 _BY_STEPS = 0.3  # exponent of the number of steps in the length of a job that never ran: long steps are often fewer
 _HOPE = 0.5  # part by which it is hoped to be shorter, where a look at it is cheap
-_FIRST_LOOK_S = 10.0  # what a look at a job that never ran may cost: its start, and the move of the job that it displaces
+_FIRST_LOOK_S = (
+    10.0  # what a look at a job that never ran may cost: its start, and the move of the job that it displaces
+)
 _LOOK_S, _PATIENCE_S = 1.0, 15.0  # between looks at a job that never ran before, and for how long
 _EXPLAINED = 2  # changes up to which a plan's reason explains each
 
@@ -311,6 +313,8 @@ def _is_looked_at(view: Snapshot, job: Job) -> bool:
 
 def _steps(view: Snapshot, job: Job) -> float:
     """All steps of a job; NaN: unknown."""
+    if job.spec.work is not None:
+        return max(1.0, job.spec.work)
     if not view.estimates.knows_length(job):
         return float("nan")
     return max(1.0, job.done_at(view.at) + view.estimates.remaining(job, view.at).mean)
