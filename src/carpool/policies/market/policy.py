@@ -334,6 +334,8 @@ def _is_looked_at(view: Snapshot, job: Job) -> bool:
 
 def _steps(view: Snapshot, job: Job) -> float:
     """All steps of a job; NaN: unknown."""
+    if job.spec.work is not None:
+        return max(1.0, job.spec.work)
     if not view.estimates.knows_length(job):
         return float("nan")
     return max(1.0, job.done_at(view.at) + view.estimates.remaining(job, view.at).mean)

@@ -158,6 +158,12 @@ def gan() -> Parts:
 
 
 ALL: dict[str, Callable[[], Parts]] = {
-    "gpt": gpt, "cnn": cnn, "lstm": lstm, "wide": wide, "slow": slow, "gan": gan, "tiny": lambda: mlp(16),
+    "gpt": gpt,
+    "cnn": cnn,
+    "lstm": lstm,
+    "wide": wide,
+    "slow": slow,
+    "gan": gan,
+    "tiny": lambda: mlp(16),
     **{f"mlp{width}": (lambda width=width: mlp(width)) for width in (64, 128, 192, 256, 384, 512)},
 }

@@ -7,6 +7,7 @@ from carpool import Stop, Training
 
 
 def train(name: str, steps: int) -> Training:
+    """A training by name."""
     torch.manual_seed(0)
     parts = ALL[name]()
     return Training(
