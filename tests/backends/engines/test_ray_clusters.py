@@ -111,8 +111,8 @@ def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
             lost_devices.update(*[node.devices for node in daemon.scheduler.cluster.nodes if node.name == victim])
             await asyncio.to_thread(cluster.kill, raylet[0])
             clock.advance(2 * LEASE_S)
+            gate.touch()  # jobs of the killed raylet stop at the end of their step
             await until(daemon, lambda: victim not in live_nodes(daemon))
-            gate.touch()
             await until(daemon, lambda: not daemon.scheduler.jobs)
 
     with three_raylets() as (cluster, raylet):
