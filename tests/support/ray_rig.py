@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from carpool.backends.engines.ray_engine import RayEngine
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
@@ -84,9 +85,9 @@ def _serve_cluster() -> None:
     def answer(words: str) -> None:
         print("answer", words, flush=True)  # noqa: T201 - it is a protocol
 
-    size = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1"}
+    size: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1"}
     few = {"include_dashboard": False, "include_log_monitor": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**size, **few})
+    cluster: Any = Cluster(initialize_head=True, head_node_args={**size, **few})
     answer(cluster.address)
     nodes = {}
     for line in sys.stdin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from carpool.runtime.state.checkpoint import load
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance
 from carpool.testing.reference import plain_loop
-from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
+from tests.support.daemon_crash import SLOW_TRAINING, CrashingDaemon, check_journal, outcomes, read, steps_made
 from tests.support.fleet_rig import ShiftedClock, until
 from tests.support.ray_rig import ENVIRONMENT, RayletCluster, autoscaling_cluster, become, ray_daemon, three_raylets
 
@@ -38,9 +39,14 @@ def one_step():
 
 
 @pytest.fixture(autouse=True)
-def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """All processes of a test end with it, also those of a raylet that was killed."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CARPOOL_TEST", str(tmp_path))
+    yield
+    processes = CrashingDaemon(tmp_path, tmp_path, mark=str(tmp_path))
+    asyncio.run(become(lambda: not processes.left_behind()))
 
 
 def wide_jobs(folder: Path) -> tuple[ListedJob, ...]:
@@ -105,8 +111,8 @@ def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
             lost_devices.update(*[node.devices for node in daemon.scheduler.cluster.nodes if node.name == victim])
             await asyncio.to_thread(cluster.kill, raylet[0])
             clock.advance(2 * LEASE_S)
+            gate.touch()  # jobs of the killed raylet stop at the end of their step
             await until(daemon, lambda: victim not in live_nodes(daemon))
-            gate.touch()
             await until(daemon, lambda: not daemon.scheduler.jobs)
 
     with three_raylets() as (cluster, raylet):

@@ -93,13 +93,14 @@ from carpool.backends.engines.ray_agent import NodeAgent
 agent = NodeAgent("box", "cpu:1")
 host = agent.start("127.0.0.1")
 assert agent.start("127.0.0.1") == host
-print("state", host["state"], flush=True)
+print(agent._process.pid, host["state"], flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_agent_ends_with_its_actor_however_that_ends(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whose", ["actor", "supervisor"])
+def test_an_agent_ends_with_its_actor_however_that_ends(whose: str, number: signal.Signals, tmp_path: Path) -> None:
     actor = subprocess.Popen(
         [sys.executable, "-c", ACTOR],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -109,12 +110,12 @@ def test_an_agent_ends_with_its_actor_however_that_ends(number: signal.Signals, 
     )
     with actor:
         assert actor.stdout is not None
-        _, state = actor.stdout.readline().split()
+        supervisor, state = actor.stdout.readline().split()
         agent = os.pidfd_open(int((Path(state) / "agent.pid").read_text()))
-        actor.send_signal(number)
-        actor.wait()
-    try:
-        ended, _, _ = select.select([agent], [], [], 120.0)
-    finally:
-        os.close(agent)
+        os.kill(actor.pid if whose == "actor" else int(supervisor), number)
+        try:
+            ended, _, _ = select.select([agent], [], [], 120.0)
+        finally:
+            os.close(agent)
+            actor.kill()
     assert ended, "the agent ended"

@@ -133,7 +133,7 @@ def test_a_machine_joins_and_a_drained_one_is_released_until_it_is_wanted_again(
     asyncio.run(main())
     entries = read(state)
     check_journal(entries, [job.spec.id])
-    assert steps_made(state, "job") == dict.fromkeys(range(1, STEPS + 1), 1), "no step is made twice"
+    assert steps_made(state, job.spec.id) == dict.fromkeys(range(1, STEPS + 1), 1), "no step is made twice"
     assert outcomes(entries)[job.spec.id].digest == digest_alone(tmp_path / "code", job)
 
 

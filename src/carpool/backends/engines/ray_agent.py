@@ -1,7 +1,8 @@
 """Agent of a Ray node: the actor that launches ``carpool agent`` on its node and ends with it.
 
-Run as a module it becomes the agent: it receives SIGTERM when the actor's process exits, however that happens, and
-the agent then stops its executor with checkpoints.
+Between the two is a supervisor, which this module is when it is run: Ray kills the children of an actor's process with
+SIGKILL. The agent receives SIGTERM when actor or supervisor exit, however that happens, and stops its executor with
+checkpoints.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _START_S = 120.0  # for an agent: its files may have to be read over a network
 _STOP_S = 120.0  # for its executor's checkpoints
 _POLL_S = 0.05
 _PREFIX = "carpool-ray-"
+_MODULE = "carpool.backends.engines.ray_agent"
 _LOG_TAIL = 600  # characters
 _OF_RAY = ("RAY_", "OMP_NUM_THREADS")  # variables that Ray sets for its workers, which are not for jobs
 
@@ -73,7 +75,7 @@ class NodeAgent:
         options += ["--publish", str(published), *(["--devices", self._devices] if self._devices else [])]
         with (state / "agent.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(os.getpid()), *options],
+                [sys.executable, "-P", "-m", _MODULE, "supervise", str(os.getpid()), *options],
                 env=agent_environment(os.environ),
                 cwd=state,
                 stdin=subprocess.DEVNULL,
@@ -81,7 +83,6 @@ class NodeAgent:
                 stderr=log,
                 process_group=0,
             )
-        (state / "agent.pid").write_text(str(self._process.pid), encoding="ascii")
         port = self._port(published, state / "agent.log")
         is_loopback = ipaddress.ip_address(address).is_loopback
         self._host = {"address": address, "port": port, "token": token, "tls": not is_loopback, "state": str(state)}
@@ -113,10 +114,25 @@ def delete_stale_folders(parent: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def _become_agent(actor: int, options: list[str]) -> None:
-    exit_with_parent(actor, signal.SIGTERM)  # survives the exec
+def supervise(actor: int, options: Sequence[str]) -> int:
+    """Run the agent and pass SIGTERM on to it, which also comes when the actor's process exits."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD])
+    exit_with_parent(actor, signal.SIGTERM)
+    agent = subprocess.Popen([sys.executable, "-P", "-m", _MODULE, "agent", str(os.getpid()), *options])
+    while (code := agent.poll()) is None:
+        if signal.sigwait([signal.SIGTERM, signal.SIGCHLD]) is signal.SIGTERM:
+            agent.send_signal(signal.SIGTERM)
+    return code
+
+
+def become_agent(supervisor: int, options: Sequence[str]) -> None:
+    """Replace this process by an agent that receives SIGTERM when the supervisor exits."""
+    Path("agent.pid").write_text(str(os.getpid()), encoding="ascii")
+    exit_with_parent(supervisor, signal.SIGTERM)  # survives the exec
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGCHLD])
     os.execv(sys.executable, [sys.executable, "-P", "-m", "carpool", "agent", *options])
 
 
 if __name__ == "__main__":
-    _become_agent(int(sys.argv[1]), sys.argv[2:])
+    what, parent, *words = sys.argv[1:]
+    sys.exit(supervise(int(parent), words) if what == "supervise" else become_agent(int(parent), words))
