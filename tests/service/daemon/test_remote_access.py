@@ -242,17 +242,20 @@ def test_a_daemon_starts_without_a_host_that_joins_later(tmp_path: Path, agents:
     left.start()
     right.start()
     right.close()
-    jobs = jobs_in(tmp_path / "code", 2, steps=150)
+    jobs = jobs_in(tmp_path / "code", 2, steps=20)
     state, hosts = tmp_path / "state", hosts_of(left, right, lease_s=LONG_LEASE_S)
     with pytest.raises(InputError, match="cannot be reached"):
         asyncio.run(remote_members(hosts, state))
 
     async def main() -> None:
         async with fleet_daemon(state, hosts, may_be_away=True) as daemon:
-            await daemon.loop.submit(jobs)
+            await daemon.loop.submit(jobs[:1])
             await until(daemon, lambda: done(daemon, "job-0") >= 1)
             assert [node.name for node in daemon.scheduler.cluster.nodes] == ["left"]
             right.start()
+            await until(daemon, lambda: len(daemon.scheduler.cluster.nodes) == 2)
+            await daemon.loop.apply(NodeDrained(daemon.scheduler.cluster.nodes[0].id))
+            await daemon.loop.submit(jobs[1:])
             await until(daemon, lambda: placed(daemon, "job-1") == "right")
             await until(daemon, lambda: not daemon.scheduler.jobs)
 
