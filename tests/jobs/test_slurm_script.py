@@ -85,3 +85,10 @@ def test_slurm_gets_the_limit_and_is_asked_to_signal_before_it() -> None:
 def test_what_is_no_option_of_sbatch_is_refused(option: str) -> None:
     with pytest.raises(InputError):
         batch_script(SlurmJob(Path("jobs.toml"), Path("s"), "python", "30", options=[option]))
+
+
+def test_several_nodes_use_the_engine_and_survive_the_loss_of_one() -> None:
+    text = batch_script(SlurmJob(Path("/a/jobs.toml"), Path("/a/s"), "python", "30", nodes=3))
+    asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert {"--nodes=3", "--no-kill"} <= set(asked)
+    assert "--engine slurm" in text

@@ -1,5 +1,6 @@
 """``carpool agent``: addresses, certificates and what is refused before it listens."""
 
+import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from carpool.cli.verbs.machines import agent, parse_address
+from carpool.cli.verbs.machines import _publish, agent, parse_address
 from carpool.core.errors import InputError
 from carpool.jobs.hosts_file import Host
 from carpool.runtime.remote.remote_agent import certificate_of
@@ -65,3 +66,9 @@ def test_the_ssh_script_quotes_what_the_hosts_file_says() -> None:
     assert "'/opt/my env/python'" in script
     assert "0.0.0.0:7638" in script
     assert "127.0.0.1:7638" in start_script(replace(host, tls=False))
+
+
+def test_an_agent_publishes_where_it_listens(tmp_path: Path) -> None:
+    _publish(tmp_path / "agent.json", "127.0.0.1", 4711)
+    assert json.loads((tmp_path / "agent.json").read_text()) == {"schema": 1, "address": "127.0.0.1", "port": 4711}
+    assert [path.name for path in tmp_path.iterdir()] == ["agent.json"]

@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import signal
 
-from carpool.runtime.process.shared_memory import StepCounter, new_step_counter, read_step_counter
+from carpool.runtime.process.shared_memory import (
+    StepCounter,
+    boot_clock,
+    limit_steps,
+    new_step_counter,
+    read_step_counter,
+)
 
 
 def test_the_counter_of_a_killed_process_can_be_read() -> None:
@@ -17,3 +23,16 @@ def test_the_counter_of_a_killed_process_can_be_read() -> None:
     os.waitpid(pid, 0)
     assert read_step_counter(fd) == 1 << 40
     os.close(fd)
+
+
+def test_no_step_begins_after_the_end_of_the_lease_and_again_when_it_is_renewed() -> None:
+    fd = new_step_counter("job")
+    counter = StepCounter(fd)
+    assert not counter.is_fenced, "no limit"
+    limit_steps(fd, boot_clock() - 1.0)
+    assert counter.is_fenced
+    counter.set(7)
+    assert counter.is_fenced
+    limit_steps(fd, boot_clock() + 1000.0)
+    assert not counter.is_fenced
+    assert read_step_counter(fd) == 7

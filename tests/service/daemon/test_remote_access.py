@@ -242,17 +242,20 @@ def test_a_daemon_starts_without_a_host_that_joins_later(tmp_path: Path, agents:
     left.start()
     right.start()
     right.close()
-    jobs = jobs_in(tmp_path / "code", 2, steps=150)
+    jobs = jobs_in(tmp_path / "code", 2, steps=20)
     state, hosts = tmp_path / "state", hosts_of(left, right, lease_s=LONG_LEASE_S)
     with pytest.raises(InputError, match="cannot be reached"):
         asyncio.run(remote_members(hosts, state))
 
     async def main() -> None:
         async with fleet_daemon(state, hosts, may_be_away=True) as daemon:
-            await daemon.loop.submit(jobs)
+            await daemon.loop.submit(jobs[:1])
             await until(daemon, lambda: done(daemon, "job-0") >= 1)
             assert [node.name for node in daemon.scheduler.cluster.nodes] == ["left"]
             right.start()
+            await until(daemon, lambda: len(daemon.scheduler.cluster.nodes) == 2)
+            await daemon.loop.apply(NodeDrained(daemon.scheduler.cluster.nodes[0].id))
+            await daemon.loop.submit(jobs[1:])
             await until(daemon, lambda: placed(daemon, "job-1") == "right")
             await until(daemon, lambda: not daemon.scheduler.jobs)
 
@@ -331,3 +334,25 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, agen
     with pytest.raises(InputError, match="max_code"):
         asyncio.run(check_jobs(hosts.__class__(hosts.hosts, max_code_bytes=1 << 19), state, jobs))
     assert asyncio.run(check_jobs(hosts, state, jobs)) is None
+
+
+def test_jobs_of_a_machine_that_is_no_member_any_more_resume_on_the_others(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    left, right, _ = agents
+    left.start()
+    right.start()
+    (job,) = jobs_in(tmp_path / "code", 1, steps=150, extra="checkpoint_every = 1\n")
+    state = tmp_path / "state"
+
+    async def main() -> None:
+        async with fleet_daemon(state, hosts_of(left, right, lease_s=LONG_LEASE_S)) as daemon:
+            await daemon.loop.submit([job])
+            await until(daemon, lambda: done(daemon, "job-0") >= 5)
+            assert placed(daemon, "job-0") == "left"
+        async with fleet_daemon(state, hosts_of(right, lease_s=LONG_LEASE_S)) as daemon:
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+
+    asyncio.run(main())
+    assert outcomes(read(state))[job.spec.id].digest == digest_of(tmp_path / "code", job)
+    assert steps_made(state, job.spec.id) == dict.fromkeys(range(1, 151), 1), "it went on from its checkpoint"

@@ -65,7 +65,7 @@ def needs_new_epoch(state: JobState, epoch: ProcessGroupEpoch) -> bool:
         return False  # continue as it is until the new workers are ready
     if ready != list(epoch.members):
         return True
-    next_step = epoch.granted + 1  # the current step keeps its layout
+    next_step = max(epoch.step, epoch.granted) + 1  # the current step keeps its layout
     return _layout(state, state.target.slots, next_step, epoch) != epoch.layout
 
 
