@@ -110,7 +110,9 @@ async def serving(scene: Scene, port: int, reports: Path | None = None) -> Async
         async with room as clerk:
             app = FastAPI(openapi_url=None)
             mount(app, clerk, lambda request: ADA, reports=reports)
-            config = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1, lifespan="off", ws="none")
+            config = uvicorn.Config(
+                app, port=port, log_level="warning", timeout_graceful_shutdown=1, lifespan="off", ws="none"
+            )
             server = uvicorn.Server(config)
             running = asyncio.create_task(server.serve())
             try:
