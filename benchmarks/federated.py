@@ -157,8 +157,8 @@ def main() -> None:
         found = asyncio.run(measure_all(given.rounds, tasks))
         results[name] = {"summary": summary(found), "runs": found}
         show(name, results[name]["summary"])
-    if given.save:
-        save("federated", results)
+        if given.save:
+            save("federated", results)
 
 
 if __name__ == "__main__":

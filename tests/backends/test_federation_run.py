@@ -307,7 +307,7 @@ def test_every_hostile_update_has_its_outcome_and_the_good_ones_count(tmp_path: 
 
 
 def test_a_task_without_data_on_a_device_is_not_ordered_there(tmp_path: Path, run: Runs) -> None:
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"name": "both", "entry": "entries.py:make"},
         {"name": "one", "entry": "entries.py:make", "partition": {"sizes": [1, 0]}},
     ]

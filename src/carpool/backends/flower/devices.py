@@ -171,8 +171,8 @@ class FlowerDevices:
                 self.timings.append(Timing(done.cycle, name, dict(answered.stamps), done.seconds))
                 self.events.put_nowait((name, Received(done, fds)))
                 return
-            case TasksReady(error=error):
-                self._on_failed(answered.node, error)
+            case TasksReady(error=problem):
+                self._on_failed(answered.node, problem)
         close_all(fds)
 
     def _on_failed(self, node: str, error: str) -> None:
