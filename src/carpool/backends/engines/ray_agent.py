@@ -135,4 +135,6 @@ def become_agent(supervisor: int, options: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     what, parent, *words = sys.argv[1:]
-    sys.exit(supervise(int(parent), words) if what == "supervise" else become_agent(int(parent), words))
+    if what == "supervise":
+        sys.exit(supervise(int(parent), words))
+    become_agent(int(parent), words)
