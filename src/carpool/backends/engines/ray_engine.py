@@ -195,7 +195,7 @@ class RayEngine:
         assert self._driver is not None, "it was just connected"
         return await asyncio.wrap_future(self._driver.request(do, **values))
 
-    def _connect(self) -> None:
+    def _connect(self, attempts: int = 3) -> None:
         check_installed()
         if self._address:
             check_address(self._address)
@@ -205,6 +205,9 @@ class RayEngine:
             found = driver.request("connect", address=self._address).result()
         except InputError as error:
             driver.close()
+            if attempts > 1 and "Failed to connect" in str(error):  # Ray gives a busy cluster a few seconds only
+                self._connect(attempts - 1)
+                return
             problem = f"cannot connect to Ray at {self._address or 'this machine'}: {error}"
             raise type(error)(problem, where="--engine ray", way_out=_way_out(str(error))) from None
         if self._address:
