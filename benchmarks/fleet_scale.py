@@ -25,13 +25,13 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from decision_time import Timed
 from measured import save
 
 from carpool.backends.executors import ExecutorPort
 from carpool.backends.fleet import Member
 from carpool.core.messages import Assign, AssignApplied, Fact, JobFinished, Order, ProgressReported, ReleaseApplied
 from carpool.core.model import JobId, JobSpec
-from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
@@ -47,23 +47,6 @@ DEVICES = 8  # of a member
 SIZES = [(2, 10), (12, 60), (125, 625), (1_000, 5_000)]  # members, jobs
 STEP_S = 0.5  # of a job on one device
 _YIELDS = 4  # turns of the event loop in which a report reaches the daemon
-
-
-class Timed(Policy):
-    """Stands in for a policy and takes the CPU time of its plans."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.inner = policy
-        self.seconds: list[float] = []
-        self.shares_devices = policy.shares_devices  # type: ignore[misc]  # of this one, not of the class
-        self.max_virtual = policy.max_virtual  # type: ignore[misc]
-
-    def plan(self, view: Snapshot) -> Plan:
-        """The plan of the other one."""
-        began = time.thread_time()
-        plan = self.inner.plan(view)
-        self.seconds.append(time.thread_time() - began)
-        return plan
 
 
 @dataclass(slots=True)
