@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from carpool.backends.executors import ExecutorPort
 from carpool.core.errors import InputError
-from carpool.core.messages import NodeDrained
+from carpool.core.messages import Fact, NodeDrained
 from carpool.core.model import JobId, Phase
 from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.runtime.executor.job_guard import JobMarker
@@ -295,6 +297,39 @@ def test_jobs_go_on_after_the_daemon_is_restarted_and_a_link_breaks(tmp_path: Pa
     check_journal(entries, [job.spec.id])
     assert steps_made(state, job.spec.id) == dict.fromkeys(range(1, 301), 1), "no step is made twice"
     assert outcomes(entries)[job.spec.id].digest == digest_of(tmp_path / "code", job)
+
+
+def test_reports_of_others_are_taken_in_while_an_executor_is_replaced(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    left, right, _ = agents
+    left.start()
+    right.start()
+    jobs = jobs_in(tmp_path / "code", 2, steps=100)
+
+    async def main() -> None:
+        async with fleet_daemon(tmp_path / "state", hosts_of(left, right, lease_s=LONG_LEASE_S)) as daemon:
+            renew, may_renew = daemon.loop._hooks.renew, asyncio.Event()
+            assert renew is not None
+
+            async def renew_later(name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
+                await may_renew.wait()
+                return await renew(name, reason)
+
+            daemon.loop._hooks = replace(daemon.loop._hooks, renew=renew_later)
+            await daemon.loop.submit(jobs)
+            await until(daemon, lambda: all(done(daemon, job.spec.id) >= 1 for job in jobs))
+            executor = left.executor_pid
+            assert executor is not None
+            os.kill(executor, signal.SIGKILL)
+            elsewhere = next(job.spec.id for job in jobs if placed(daemon, job.spec.id) == "right")
+            await until(daemon, lambda: elsewhere not in daemon.scheduler.jobs)
+            may_renew.set()
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+
+    asyncio.run(main())
+    found = outcomes(read(tmp_path / "state"))
+    assert all(found[job.spec.id].digest == digest_of(tmp_path / "code", job) for job in jobs)
 
 
 def test_a_member_that_is_away_does_not_keep_the_loop_from_ending() -> None:

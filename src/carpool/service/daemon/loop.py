@@ -142,6 +142,7 @@ class DaemonLoop:
         self.leaves_running = False
         self._stopping, self._aborting = asyncio.Event(), asyncio.Event()
         self._receiving: dict[str, asyncio.Task[Report]] = {}  # by executor
+        self._renewing: dict[str, asyncio.Future[tuple[ExecutorPort, Sequence[Fact]]]] = {}  # executors that are gone
         self._reported: list[str] = []  # executors whose report has arrived, in that order
         self._has_reports = asyncio.Event()
         self._heard: dict[str, ExecutorMark] = {}  # by executor: to be acknowledged once durable
@@ -253,13 +254,15 @@ class DaemonLoop:
                     self._handle(starved)
                     continue
                 await self._wait_for_reports({stopping, committing}, self._scheduler.wake_at)
-                await self._take_reports()
+                self._take_reports()
                 self._wake()
             self._is_ending = True
+            await self._finish_renewals()
             if not committing.done() and not self.leaves_running:
                 await self._shut_down()
         finally:
-            for task in (stopping, *self._receiving.values()):
+            pending: list[asyncio.Future[Any]] = [stopping, *self._receiving.values(), *self._renewing.values()]
+            for task in pending:
                 task.cancel()
             await self._last_commit(committing)
             if self.leaves_running:
@@ -293,16 +296,16 @@ class DaemonLoop:
         self._has_reports.clear()
         return [name for name in arrived if name in self._receiving and self._receiving[name].done()]
 
-    async def _take_reports(self) -> None:
+    def _take_reports(self) -> None:
         for name in self._arrived():
-            if not self._receiving[name].done():
-                continue  # replaced while another one was renewed
             report = self._receiving[name].result()
             if isinstance(report, Gone) and self._hooks.renew is not None:
-                await self._renew(name, report, self._hooks.renew)
+                self._renew(name, report, self._hooks.renew)
             else:
                 self._take(name, report)
-            self._receive(name)
+                self._receive(name)
+        for name in [name for name, task in self._renewing.items() if task.done()]:
+            self._take_renewed(name)
 
     def _take(self, name: str, report: Report, *, carry: bool = True) -> None:
         """Fold a report. A job's outcome is held back until the fact that the job ended: both are stored, or none."""
@@ -344,14 +347,28 @@ class DaemonLoop:
         self._dirty.set()
         self._hooks.on_report(at, report)
 
-    async def _renew(self, name: str, gone: Gone, renew: RenewExecutor) -> None:
+    def _renew(self, name: str, gone: Gone, renew: RenewExecutor) -> None:
+        """Replace an executor that is gone; meanwhile the reports of others are taken in."""
         log_event(_log, "executor_gone", level=logging.ERROR, executor=name, reason=gone.reason)
-        port, facts = await renew(name, gone.reason)
         self._held.pop(name, None)  # reports without their facts: those steps are repeated
+        del self._receiving[name]
+        self._renewing[name] = task = asyncio.ensure_future(renew(name, gone.reason))
+        task.add_done_callback(lambda _: self._has_reports.set())
+
+    async def _finish_renewals(self) -> None:
+        """Wait for executors that are being replaced, so that those that were started are stopped."""
+        if self._renewing:
+            await asyncio.wait(self._renewing.values())
+        for name in list(self._renewing):
+            self._take_renewed(name)
+
+    def _take_renewed(self, name: str) -> None:
+        port, facts = self._renewing.pop(name).result()
         self._executors.replace(name, port)
         self._set_mark(name, port)
         self._handle(facts)
         port.proceed()
+        self._receive(name)
 
     def _set_mark(self, name: str, port: ExecutorPort) -> None:
         """Let the next record name an executor and its last report.
