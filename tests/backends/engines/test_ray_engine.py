@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from carpool.backends.engines.ray_agent import NodeAgent, agent_environment, delete_stale_folders
-from carpool.backends.engines.ray_engine import RayEngine, RayNode, check_address, name_nodes
+from carpool.backends.engines.ray_engine import RayEngine, RayNode, check_address, driver_environments, name_nodes
 from carpool.core.errors import InputError
 
 
@@ -119,3 +119,16 @@ def test_an_agent_ends_with_its_actor_however_that_ends(whose: str, number: sign
             os.close(agent)
             actor.kill()
     assert ended, "the agent ended"
+
+
+def test_a_token_of_this_user_is_sent_where_none_does_not_suffice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert driver_environments({"A": "b"}) == [{"A": "b"}]
+    given = {"RAY_AUTH_TOKEN": "secret"}
+    assert driver_environments(given) == [given, {**given, "RAY_AUTH_MODE": "token"}]
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret", encoding="ascii")
+    assert [each.get("RAY_AUTH_MODE") for each in driver_environments({})] == [None, "token"]
+    assert driver_environments({"RAY_AUTH_MODE": "disabled"}) == [{"RAY_AUTH_MODE": "disabled"}], "the user's choice"

@@ -376,7 +376,7 @@ def test_the_length_of_a_training_is_reported_when_it_is_loaded(tmp_path: Path) 
     executor.add_job(JobId("a"), Program(entry="jobs.py:tiny"), resume=False)
     executor.apply_orders([Assign(JobId("a"), Allocation.of(0), 1)])
     executor.workers.on_message(pool.launched[0], replace(READY, target_loss=0.05, window=5))
-    assert Sized(JobId("a"), 9, 8, 80, target_loss=0.05, window=5) in reports
+    assert Sized(JobId("a"), 9, 8, 80, target_loss=0.05, window=5, gradient_bytes=64) in reports
 
 
 # -- prewarmed processes and missing lanes -----------------------------------------------------------------------------

