@@ -60,7 +60,10 @@ class PriorityPlanner:
         return self.next_at is not None and at >= self.next_at
 
     def plan(self, view: Snapshot, attempt: Callable[[], Plan], *, goes_on: bool) -> Plan:
-        """Plan for the highest rank that starts a job, else for all; `goes_on`: only below the rank planned last."""
+        """Plan rank by rank from the top: the first plan that starts a job, else one plan for all ranks.
+
+        With `goes_on`, only ranks below the last one that was planned are considered.
+        """
         below = self._served if goes_on and self._served is not None else inf
         self._served = self.next_at = None
         self._names.difference_update([name for name in self._names if name not in view.jobs])

@@ -1,14 +1,14 @@
 """Waiting credit: how often waiting has doubled a job's weight; it grows while a job waits and is never lost.
 
-Each class of lengths has a clock. It runs at one unit per `patience_s`, or per twice the time that all shorter jobs
-take where that is longer: they may pass, so an overloaded cluster keeps serving short jobs first. A longer queue
-slows a clock from then on and never sets it back. The credit of a job is what the clock of its length has advanced
-while the job had no devices. A job that has started with a larger weight earns on while it runs: otherwise jobs that
-still wait would overtake it one after another.
+Each class of lengths has a clock. One unit takes `patience_s`, or twice the run time of all shorter jobs if that is
+longer, so that shorter jobs may overtake and an overloaded cluster keeps serving short jobs first. A longer queue slows
+a clock from then on and never sets it back. The credit of a job is what the clock of its length has advanced while the
+job had no devices. A job that has started with a larger weight keeps accumulating credit while it runs: otherwise jobs
+that still wait would overtake it one after another.
 
-A preempted job keeps its devices longer when it runs again: from the second on, every preemption doubles that time,
-and for so long what it takes to preempt the job. So it is preempted about as often as the logarithm of its length, and
-not once by each of the jobs that pass it.
+A preempted job is protected for a while when it runs again: from the second preemption on, each doubles the protected
+time and, during it, the price of preempting the job. So it is preempted about as often as the logarithm of its length,
+and not once by each of the jobs that overtake it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def patience_of(lengths: Floats, supply: float, least_s: float) -> Floats:
     """[class]: seconds of waiting for a unit of credit."""
     classes = classes_of(lengths)
     work, num = np.bincount(classes, lengths, _CLASSES), np.bincount(classes, minlength=_CLASSES)
-    shorter = np.cumsum(work) - work * (num + 1.0) / (2.0 * np.maximum(num, 1.0))  # half of the others of its class are
+    shorter = np.cumsum(work) - work * (num + 1.0) / (2.0 * np.maximum(num, 1.0))  # counts half of its class
     return np.asarray(np.maximum(least_s, _PASSES * shorter / max(1.0, supply)))
 
 

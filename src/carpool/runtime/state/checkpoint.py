@@ -109,7 +109,7 @@ class Checkpoints:
     def hold(self) -> Checkpoints:
         """Create the folder and write to it alone from now on.
 
-        When the job's next stay on this machine has replaced the folder, this process may still write: to the old one,
+        If the job later returns to this machine and gets a new folder, a leftover process still writes to the old one,
         which is not read any more.
         """
         with contextlib.suppress(OSError):  # the first save reports it

@@ -27,7 +27,7 @@ _NAMED = 20  # skipped values that the report of a start names
 
 
 class ResyncActions(NamedTuple):
-    """What claimed executors are sent; what they had before changes nothing."""
+    """Messages to claimed executors; those that an executor has received before have no effect."""
 
     holders: Mapping[JobId, str]  # the executor that has the newest state of each job that one holds
     orders: tuple[Order, ...]
@@ -35,7 +35,7 @@ class ResyncActions(NamedTuple):
 
 
 def reconcile(jobs: Mapping[JobId, Job], held: Mapping[str, Mapping[JobId, HeldJobStatus]]) -> ResyncActions:
-    """What executors may lack: orders are committed before they are sent, so they can only be behind.
+    """Orders that executors may have missed: orders are committed before they are sent, so they can only be behind.
 
     Orders keep their generation. Of several executors that hold a job, the one with the newest order has its state.
     """
