@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from carpool.core.errors import InputError, cause
+from carpool.core.errors import InputError
 from carpool.core.typed_fields import InvalidField, decode_fields
 from carpool.core.units import parse_bytes
 from carpool.federated.federation import DeviceName, Federation, Limits, Target, Task, TaskName
 from carpool.federated.partition import Partition
 from carpool.jobs.entry_file import check_entry
 from carpool.jobs.program import Program
-from carpool.jobs.toml_table import Table
+from carpool.jobs.toml_table import Table, read_toml
 
 _T = TypeVar("_T")
 
@@ -88,12 +87,7 @@ class FederationFile:
 
 def read_federation(path: Path) -> FederationFile:
     """Read and check a federation file, without importing any entry."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name an existing file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
+    data = read_toml(path)
     return parse_federation(data, path.parent, str(path))
 
 

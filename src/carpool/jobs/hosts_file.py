@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import stat
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.core.errors import InputError, cause
 from carpool.core.units import parse_bytes
 from carpool.jobs.code_archive import MAX_BYTES
-from carpool.jobs.toml_table import Table
+from carpool.jobs.toml_table import Table, read_toml
 
 PORT = 7638
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,63}", re.ASCII)
@@ -45,12 +44,7 @@ class HostsFile:
 
 def read_hosts(path: Path) -> HostsFile:
     """Read and check a hosts file; InputError names file, host and key."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name an existing file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
+    data = read_toml(path)
     table = Table(data, str(path))
     table.only(["host", "lease", "max_code"])
     listed = data.get("host", [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from carpool.core.constraints.priorities import PRIORITIES, weight_with_priority
-from carpool.core.errors import InputError, UnknownName, cause
+from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.units import parse_bytes, parse_seconds
 from carpool.jobs.dependencies import check_dependencies
@@ -21,7 +20,7 @@ from carpool.jobs.job_keys import KEYS
 from carpool.jobs.program import Program
 from carpool.jobs.progress_pattern import ProgressPattern
 from carpool.jobs.sweep import Sweep, add_sweep, as_params, filled_command
-from carpool.jobs.toml_table import Table
+from carpool.jobs.toml_table import Table, read_toml
 
 
 def parse_deadline(value: object, where: str, now: float | None = None) -> float:
@@ -72,14 +71,7 @@ class JobFile:
 
 def read_jobs(path: Path, sweep: Mapping[str, Any] | None = None) -> JobFile:
     """Read and check a job file, without importing any entry; `sweep` adds parameters to each of its jobs."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot be read: {cause(error)}", where=str(path), way_out="Name an existing job file."
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
+    data = read_toml(path)
     return JobFile(path, parse_jobs(add_sweep(data, sweep or {}, str(path)), path.parent, str(path)))
 
 

@@ -1,15 +1,27 @@
-"""Typed access to one TOML table; errors name the key, the value and the expected type."""
+"""TOML files and typed access to their tables; errors name the file, the key, the value and the expected type."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from carpool.core.errors import InputError, UnknownName
+from carpool.core.errors import InputError, UnknownName, cause
 from carpool.core.typed_fields import MAX_INT, shown
 
 _MAX = 1 << 53  # JSON readers agree on integers up to here
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; InputError if it cannot be read or is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name an existing file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
 
 
 class Table:

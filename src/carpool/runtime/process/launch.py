@@ -17,9 +17,8 @@ _FORK_SERVER = "carpool.runtime.process.forkserver"
 # Libraries that would start threads when imported; workers set their number of threads themselves.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-# How long a thread of OpenMP (GNU's, as in torch) spins at the end of a parallel part before it sleeps: about 20 µs. By
-# default it spins for milliseconds, and where other programs compute on its core, these are lost to the thread that it
-# waits for: a job on two cores of a busy machine ran up to twenty times faster with this.
+# How often an OpenMP thread (GNU's, as in torch) polls at the end of a parallel region before it sleeps. The default is
+# far larger; where other programs compute on the same cores, that time is taken from the thread that it waits for.
 _SPIN, _SPIN_COUNT, _WAIT_POLICY = "GOMP_SPINCOUNT", "1000", "OMP_WAIT_POLICY"
 
 _PCI_BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as `use_pci_bus_order`, whose module imports much more

@@ -290,7 +290,7 @@ class DaemonInstance:
             for name in unfit:
                 self._executors.replace(name, await self._fleet.start_executor(name))
         self._resend({name: each.inventory.jobs for name, each in started.items() if each.inventory is not None})
-        self._first += [*self._lost_programs(), *self._fleet.lose_strays()]
+        self._first += [*self._lost_programs(), *self._fleet.lose_departed()]
         for name, each in started.items():
             if each.is_absent:
                 self._first += self._fleet.lose(name)

@@ -191,10 +191,10 @@ class FleetAccess:
         """A member is away, with all that ran on it."""
         return loss_of(self._scheduler.cluster, self._lost, name)
 
-    def lose_strays(self) -> list[Fact]:
-        """Nodes of the journal that no member has are lost."""
-        strays = [node for node in self._scheduler.cluster.nodes if node.id not in self._lost]
-        return [NodeLost(node.id) for node in strays if not any(is_of(node.name, name) for name in self._members)]
+    def lose_departed(self) -> list[Fact]:
+        """Nodes of the journal whose machine is no member any more are lost."""
+        there = [node for node in self._scheduler.cluster.nodes if node.id not in self._lost]
+        return [NodeLost(node.id) for node in there if not any(is_of(node.name, name) for name in self._members)]
 
     def rejoin(self, name: str) -> list[Fact]:
         """A member was lost, with all that ran on it, and rejoins."""
