@@ -124,7 +124,7 @@ def test_a_job_across_nodes_is_led_by_the_holder_of_its_state() -> None:
     assert router.route(elsewhere) == Routed({}, ("n1",))
     assert router.on_handed_over("n1", A) == elsewhere
     assert router.route(elsewhere) == Routed({"n0": elsewhere}), "the first device's owner"
-    assert router.is_stale("n2", AssignApplied(A, 5, 0.0)), "a lender reports nothing"
+    assert router.is_stale("n2", AssignApplied(A, 5, 0.0)), "a peer reports nothing"
 
 
 moves = st.lists(

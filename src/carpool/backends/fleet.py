@@ -109,9 +109,9 @@ class Routed(NamedTuple):
 class OrderRouter:
     """Decides which executors get an order.
 
-    An `Assign` goes to one executor, which leads the job and borrows workers on devices of others: the one that holds
-    the job's state if it owns some of the devices, else the owner of the first. If another one holds the state, it
-    first hands it over, and the `Assign` waits for that.
+    An `Assign` goes to one executor, which leads the job and has workers started on devices of others: the one that
+    holds the job's state if it owns some of the devices, else the owner of the first. If another one holds the state,
+    it first hands it over, and the `Assign` waits for that.
 
     A `Release` goes to the executors that hold the job; with none, to every executor.
     """

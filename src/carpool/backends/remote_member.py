@@ -23,8 +23,8 @@ from carpool.logs import log_event
 from carpool.runtime.executor.client import ExecutorClient
 from carpool.runtime.executor.client_protocol import Inventory
 from carpool.runtime.executor.reports import Facts, Gone, HandedOver, Report
-from carpool.runtime.remote.lending import Lender
 from carpool.runtime.remote.remote_link import LINK_ERRORS
+from carpool.runtime.remote.remote_worker_stream import Peer
 
 _RETRY_S = 0.2
 _SYNC_S = 2.0  # between fetches of logs and checkpoints of running jobs
@@ -52,7 +52,7 @@ class RemoteMember:
         transfer: JobTransfer,
         grace_s: float,
         clock: Callable[[], float] = time.monotonic,
-        lenders: Mapping[str, Lender] | None = None,
+        peers: Mapping[str, Peer] | None = None,
     ) -> None:
         self.name = name
         self.inventory: Inventory = client.inventory
@@ -62,7 +62,7 @@ class RemoteMember:
         self._transfer = transfer
         self._clock = clock
         self._grace_s = grace_s  # from the last answered heartbeat until the member counts as lost
-        self._lenders = {} if lenders is None else lenders  # all members by name, as they come and go
+        self._peers = {} if peers is None else peers  # all members by name, as they come and go
         self._stored = client.heard  # number of the last report that is durable
         self._held = set(client.inventory.jobs)  # jobs that it has, or was sent; an earlier daemon may have sent them
         self._programs: dict[JobId, Program] = {}  # as they run there
@@ -99,7 +99,7 @@ class RemoteMember:
         async def carry() -> None:
             able = [order for order in orders if order.job not in self._problems]
             self._orders.update({order.job: order for order in able})
-            self._client.carry(able, self._lenders_for(able))
+            self._client.carry(able, self._peers_for(able))
             for order in orders:
                 if order.job in self._problems and isinstance(order, Assign):
                     failed = JobFailed(order.job, order.generation, self._problems[order.job])
@@ -107,11 +107,11 @@ class RemoteMember:
 
         self._outgoing.put_nowait(carry)
 
-    def _lenders_for(self, orders: Sequence[Order]) -> list[Lender]:
+    def _peers_for(self, orders: Sequence[Order]) -> list[Peer]:
         """The other members that own devices of these orders."""
         wanted = {device for order in orders if isinstance(order, Assign) for device in order.allocation.devices()}
-        others = [lender for name, lender in self._lenders.items() if name != self.name]
-        return [lender for lender in others if any(device.id in wanted for device in lender.devices)]
+        others = [peer for name, peer in self._peers.items() if name != self.name]
+        return [peer for peer in others if any(device.id in wanted for device in peer.devices)]
 
     def hand_over(self, job: JobId) -> None:
         async def hand_over() -> None:
@@ -264,7 +264,7 @@ class RemoteMember:
             if job not in held or held[job].generation < order.generation
             if job not in self._leaving
         ]
-        client.carry(behind, self._lenders_for(behind))
+        client.carry(behind, self._peers_for(behind))
         for job in self._leaving:
             client.hand_over(job)
         client.proceed()

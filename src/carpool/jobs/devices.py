@@ -54,8 +54,8 @@ class LocalDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class LentDevice(LocalDevice):
-    """A device of another machine, which lends workers on it."""
+class RemoteDevice(LocalDevice):
+    """A device of another machine."""
 
     host: str = ""
 

@@ -156,7 +156,7 @@ class FakeWorker:
                 self.harness.mirrors[memory.key] = (self.state, self.due)
                 self.send(Published(self.step))
             case Save():
-                assert not self.harness.state.is_lent(self.device), "only this node's disk keeps checkpoints"
+                assert not self.harness.state.is_remote(self.device), "only this node's disk keeps checkpoints"
                 self.harness.disk = (self.state, self.due)
                 self.send(Saved(self.step, "path"))
             case Load(path):

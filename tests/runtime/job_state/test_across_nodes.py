@@ -8,16 +8,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.jobs.devices import LentDevice, LocalDevice
+from carpool.jobs.devices import LocalDevice, RemoteDevice
 from carpool.runtime.job_state.types import JobOptions, Target, WorkerSlot, local_first
 from tests.runtime.job_state.events import happen, options
 from tests.runtime.job_state.harness import TOTAL, Harness
 
 DEVICES: dict[int, LocalDevice] = {
-    0: LentDevice(0, "other/cpu:0", "cpu1", (0,), host="other"),
+    0: RemoteDevice(0, "other/cpu:0", "cpu1", (0,), host="other"),
     1: LocalDevice(1, "cpu:0", "cpu1", (0,)),
     2: LocalDevice(2, "cpu:1", "cpu1", (1,)),
-    3: LentDevice(3, "third/cpu:0", "cpu1", (0,), host="third"),
+    3: RemoteDevice(3, "third/cpu:0", "cpu1", (0,), host="third"),
 }
 HERE = (1, 2)
 SLOTS = st.tuples(st.permutations(HERE), st.permutations((0, 3)), st.integers(1, 2), st.integers(0, 2)).map(
@@ -38,10 +38,10 @@ EVENTS = st.one_of(
 
 def check_epochs(harness: Harness) -> None:
     for epoch, made in harness.epochs.items():
-        lent = [harness.state.is_lent(device) for device in harness.ranks[epoch]]
-        assert not lent[0], "rank 0 is on the lead"
-        assert {proceed.reducer for proceed in made} == {"group" if any(lent) else "shared"}
-        assert not (any(lent) and made[0].update_ranges), "the exchange of updates needs shared memory"
+        remote = [harness.state.is_remote(device) for device in harness.ranks[epoch]]
+        assert not remote[0], "rank 0 is on the lead"
+        assert {proceed.reducer for proceed in made} == {"group" if any(remote) else "shared"}
+        assert not (any(remote) and made[0].update_ranges), "the exchange of updates needs shared memory"
 
 
 def ahead(exact: bool, ahead_s: float) -> JobOptions:
@@ -101,14 +101,14 @@ def without_its_lead_worker() -> Harness:
     return harness
 
 
-def test_lent_workers_wait_for_a_worker_on_the_lead() -> None:
+def test_remote_workers_wait_for_a_worker_on_the_lead() -> None:
     harness = without_its_lead_worker()
     harness.run()
     harness.check_finish()
     check_epochs(harness)
 
 
-def test_a_state_that_only_a_lent_worker_has_is_saved_on_the_lead() -> None:
+def test_a_state_that_only_a_remote_worker_has_is_saved_on_the_lead() -> None:
     harness = without_its_lead_worker()
     done = harness.state.newest_step
     harness.run_actions(harness.machine.stop(harness.at, checkpoint=True))

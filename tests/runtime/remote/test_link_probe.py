@@ -11,7 +11,7 @@ from carpool.jobs.devices import parse_devices
 from carpool.jobs.hosts_file import Host
 from carpool.runtime.remote.link_probe import request_measurement
 from carpool.runtime.remote.remote_agent import Agent, AgentOptions
-from carpool.runtime.remote.remote_protocol import lending_token
+from carpool.runtime.remote.remote_protocol import peer_token
 
 TOKENS = ("0123456789abcdef", "fedcba9876543210")
 
@@ -26,13 +26,13 @@ def test_one_agent_measures_the_link_to_another() -> None:
         one, other = (
             Host("box", "127.0.0.1", port, token, tls=False) for port, token in zip(ports, TOKENS, strict=True)
         )
-        peer = replace(other, token=lending_token(other.token))
+        peer = replace(other, token=peer_token(other.token))
         found = await request_measurement(one, peer)
         assert found is not None
         assert found.bytes_per_s > 0.0
         assert 0.0 < found.latency_s < 10.0
-        assert await request_measurement(one, other) is None, "the other agent accepts the token for lending only"
-        assert await request_measurement(replace(one, token=lending_token(one.token)), peer) is None
+        assert await request_measurement(one, other) is None, "the other agent accepts the token for peers only"
+        assert await request_measurement(replace(one, token=peer_token(one.token)), peer) is None
         servers[1].close()
         await servers[1].wait_closed()
         assert await request_measurement(one, peer) is None, "the other agent is away"

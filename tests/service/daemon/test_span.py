@@ -142,7 +142,7 @@ def test_an_exact_job_widens_over_a_second_machine_and_narrows_again(
     assert log.count(b"step 50\n") == 2, "the log has the output of both machines"
 
 
-@pytest.mark.parametrize("lost", ["lender", "lead"])
+@pytest.mark.parametrize("lost", ["peer", "lead"])
 def test_a_machine_is_lost_and_the_job_goes_on_with_the_rest(
     lost: str, tmp_path: Path, agents: list[AgentProcess]
 ) -> None:
@@ -156,12 +156,12 @@ def test_a_machine_is_lost_and_the_job_goes_on_with_the_rest(
             lead = next(each for each in agents if each.log_of("wide"))
             other = next(each for each in agents if each is not lead)
             gone, left = (lead, other) if lost == "lead" else (other, lead)
-            lent = workers_of(other)
+            remote = workers_of(other)
             gone.kill()
-            # Without a lender it goes on at once, and may end before the lease of the lost machine does.
+            # Without a peer it goes on at once, and may end before the lease of the lost machine does.
             await until(daemon, lambda: nodes_of(daemon) in ([left.name], []))
             await until(daemon, lambda: not daemon.scheduler.jobs)
-            assert not lent & workers_of(other), "a lent worker exits with its lead"
+            assert not remote & workers_of(other), "a remote worker exits with its lead"
 
     asyncio.run(main())
     assert digest_in(state) == digest_of(tmp_path / "code", job)

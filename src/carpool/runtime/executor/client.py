@@ -31,7 +31,7 @@ from carpool.runtime.executor.client_protocol import (
 )
 from carpool.runtime.executor.reports import Gone, Receipts, Report
 from carpool.runtime.process.launch import EXECUTOR, Launched, launch_executor
-from carpool.runtime.remote.lending import Lender, lender_to_json
+from carpool.runtime.remote.remote_worker_stream import Peer, peer_to_json
 
 __all__ = ["Claim", "ClaimRefused", "ExecutorClient", "ExecutorOptions"]
 
@@ -346,10 +346,10 @@ class ExecutorClient:
         """Add a job before its first order; with ``resume`` it continues from its folder."""
         self._send({"do": "introduce", "job": job, "program": program.as_json(), "resume": resume})
 
-    def carry(self, orders: Sequence[Order], lenders: Sequence[Lender] = ()) -> None:
-        """Send orders, with the machines that lend workers for those across several."""
+    def carry(self, orders: Sequence[Order], peers: Sequence[Peer] = ()) -> None:
+        """Send orders, with the peers that run workers for those across several machines."""
         request = {"do": "carry", "orders": [order_to_json(order) for order in orders]}
-        self._send({**request, "lenders": [lender_to_json(each) for each in lenders]} if lenders else request)
+        self._send({**request, "peers": [peer_to_json(each) for each in peers]} if peers else request)
 
     def forget(self, job: JobId) -> None:
         self._send({"do": "forget", "job": job})

@@ -202,7 +202,7 @@ class Executor:
             return "sync_batchnorm = true needs shared memory, and the job was assigned devices of several nodes"
         if self._options.memory_cap:
             return "under --memory-cap a job runs on one node, and it was assigned devices of several"
-        if training.state.is_lent(target.slots[0].device):
+        if training.state.is_remote(target.slots[0].device):
             return "the job was assigned devices of other nodes only"
         return ""
 
@@ -255,7 +255,7 @@ class Executor:
         """Stop the processes of all commands, also of those started meanwhile, or let them go on."""
         self._is_frozen = frozen
         if frozen:
-            self.workers.lent.end_all()
+            self.workers.hosted.end_all()
         for command in list(self._commands.values()):
             with self._guard.handling(command.state.job):
                 command.freeze(frozen=frozen)

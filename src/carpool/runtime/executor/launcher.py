@@ -48,7 +48,7 @@ class Launcher:
         self._mps = mps
         self._arbiter = arbiter
         self._report = report
-        self._lent: dict[WorkerKey, tuple[Program, int]] = {}  # program and log of workers for other executors
+        self._hosted: dict[WorkerKey, tuple[Program, int]] = {}  # program and log of workers for other executors
         self.checks = EntryChecks(pool, self._usual_threads, sum(map(_max_starting, devices.values())))
         self._heartbeat_s = min(options.heartbeat_s, options.hang_s / 4)
         gpus = {number: device for number, device in devices.items() if device.cuda is not None}
@@ -61,13 +61,13 @@ class Launcher:
         if self._mps.admit(worker):
             self._launch(worker)
 
-    def lend(self, worker: PendingWorker, program: Program, log: int) -> None:
+    def start_hosted(self, worker: PendingWorker, program: Program, log: int) -> None:
         """Start a worker of a job that another machine leads; the log stays open until it has exited."""
-        self._lent[worker.key] = program, log
+        self._hosted[worker.key] = program, log
         self.start(worker)
 
-    def on_lent_exit(self, device: int, key: WorkerKey) -> None:
-        self._lent.pop(key, None)
+    def on_hosted_exit(self, device: int, key: WorkerKey) -> None:
+        self._hosted.pop(key, None)
         self._cores.release(key)
         self._mps.on_exit(device, key)
         self.start_admitted()
@@ -77,8 +77,8 @@ class Launcher:
             self._launch(worker)
 
     def _launch(self, worker: PendingWorker) -> None:
-        if worker.key in self._lent:
-            program, log = self._lent[worker.key]
+        if worker.key in self._hosted:
+            program, log = self._hosted[worker.key]
             self._pool.launch(worker.key, self._begin(program, worker), log)
             return
         training = self._trainings[JobId(worker.key[0])]

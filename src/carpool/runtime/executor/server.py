@@ -42,7 +42,7 @@ from carpool.runtime.executor.reports import NumberedReport, Outbox, Report, Siz
 from carpool.runtime.executor.training_workers import ExecutorDependencies
 from carpool.runtime.process.launch import Launched
 from carpool.runtime.process.shared_memory import boot_clock
-from carpool.runtime.remote.lending import lender_from_json
+from carpool.runtime.remote.remote_worker_stream import peer_from_json
 
 MAX_LINE_BYTES = 1 << 26
 _FIRST_CLAIM_S = 60.0
@@ -109,8 +109,8 @@ class ExecutorServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             claim = await _next(reader)
-            if claim is not None and "lend" in claim:
-                await self._lend(claim, reader, writer)
+            if claim is not None and "workers" in claim:
+                await self._host_workers(claim, reader, writer)
                 return
             if claim is None or not self._accept(claim, writer):
                 return
@@ -130,11 +130,13 @@ class ExecutorServer:
                 self._on_disconnect()
             writer.close()
 
-    async def _lend(self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _host_workers(
+        self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Run workers for the lead of a job on another node; none while this node's lease has ended."""
         if self._executor is not None and self._starting is not None and not self._is_fenced:
             await asyncio.shield(self._starting)
-            await self._executor.workers.lent.serve(str(request["lend"]), str(request["address"]), reader, writer)
+            await self._executor.workers.hosted.serve(str(request["workers"]), str(request["address"]), reader, writer)
 
     def _accept(self, claim: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         if claim["epoch"] <= self._epoch:
@@ -222,7 +224,7 @@ class ExecutorServer:
                 case "check":
                     self._background(self._check_entries(executor, value))
                 case "carry":
-                    executor.workers.introduce_lenders([lender_from_json(each) for each in value.get("lenders", ())])
+                    executor.workers.introduce_peers([peer_from_json(each) for each in value.get("peers", ())])
                     executor.apply_orders([order_from_json(order) for order in value["orders"]])
                 case "forget":
                     executor.remove_job(JobId(value["job"]))

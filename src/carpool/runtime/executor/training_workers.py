@@ -1,6 +1,6 @@
 """Training workers: carries out the actions of trainings' state machines, and feeds these what their workers report.
 
-Workers run on this node's devices, or on devices that other nodes lend.
+Workers run on this node's devices, or on devices of other nodes (remote workers).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from carpool.runtime.executor.exclusive_access import ExclusiveAccess
 from carpool.runtime.executor.job_guard import JobGuard
 from carpool.runtime.executor.job_table import JobTable, TrainingJob
 from carpool.runtime.executor.launcher import Launcher
-from carpool.runtime.executor.lent_workers import LentWorkers
+from carpool.runtime.executor.remote_worker_host import RemoteWorkerHost
 from carpool.runtime.executor.reports import Evaluation, ReportBatcher, Sized, Told
 from carpool.runtime.job_state.actions import (
     Action,
@@ -57,8 +57,8 @@ from carpool.runtime.process.protocol import (
     WorkerFailed,
 )
 from carpool.runtime.process.worker_pool import WorkerKey, WorkerListener, WorkerPool
-from carpool.runtime.remote.borrowed_workers import BorrowedWorkers
-from carpool.runtime.remote.lending import Lender
+from carpool.runtime.remote.remote_worker_stream import Peer
+from carpool.runtime.remote.remote_workers import RemoteWorkers
 from carpool.runtime.sharing.device_arbiter import ArbiterMessage, DeviceArbiter
 from carpool.runtime.sharing.foreign_processes import ListProcesses
 from carpool.runtime.sharing.mps_admission import MpsAdmission, PendingWorker
@@ -108,11 +108,11 @@ class TrainingWorkers:
         self._flush = hooks.flush
         self._clock = clock = outside.clock
         self._oom_kills = outside.make_oom_kills()
-        self._reachable: dict[int, LocalDevice] = dict(self._devices)  # and those that other nodes lend
+        self._reachable: dict[int, LocalDevice] = dict(self._devices)  # and those of other nodes
         self.jobs = jobs = JobTable(state, self._reachable, options.grace_s, self._oom_kills)
         self._trainings = jobs.trainings
         self.pool = pool = outside.make_pool(self, clock)
-        self._borrowed = BorrowedWorkers(self, state.absolute(), clock)
+        self._remote = RemoteWorkers(self, state.absolute(), clock)
         self.arbiter = DeviceArbiter(devices, options, self._send_to_sharer)
         self._exclusive = ExclusiveAccess(self._trainings, self.run, clock)
         self.mps = MpsAdmission(
@@ -125,26 +125,26 @@ class TrainingWorkers:
         self.launcher = Launcher(
             self._devices, options, jobs, pool, self.mps, self.arbiter, self._report, clock, outside.list_processes
         )
-        self.lent = LentWorkers(self.launcher, pool, state.absolute(), self.kill)
+        self.hosted = RemoteWorkerHost(self.launcher, pool, state.absolute(), self.kill)
 
     async def close(self) -> None:
         """End all workers and the MPS daemon."""
         began = self._clock()
-        await self._borrowed.close()
+        await self._remote.close()
         await self.pool.stop()
         without_workers = self._clock()
         await self.mps.stop()
         mps_s = self._clock() - without_workers
         log_event(_log, "closed", workers_s=round(without_workers - began, 3), mps_s=round(mps_s, 3))
 
-    def introduce_lenders(self, lenders: Sequence[Lender]) -> None:
+    def introduce_peers(self, peers: Sequence[Peer]) -> None:
         """Learn of devices on other nodes that the next orders may name beside this node's."""
-        for lender in lenders:
-            self._borrowed.introduce(lender)
-        self._reachable |= {n: d for n, d in self._borrowed.devices.items() if n not in self._devices}
+        for peer in peers:
+            self._remote.introduce(peer)
+        self._reachable |= {n: d for n, d in self._remote.devices.items() if n not in self._devices}
 
     def can_reach(self, device: int) -> bool:
-        """Whether a device is of this node, or of one that lends."""
+        """Whether a device is of this node, or of a known peer."""
         return device in self._reachable
 
     def kill_hung(self, at: float) -> None:
@@ -154,7 +154,7 @@ class TrainingWorkers:
                 self._on_hang(at, key)
 
     def on_message(self, key: WorkerKey, message: Message) -> None:
-        if self.lent.on_message(key, message):
+        if self.hosted.on_message(key, message):
             return
         with self._guard.handling(JobId(key[0])):
             self._on_message(key, message)
@@ -163,7 +163,7 @@ class TrainingWorkers:
         if isinstance(message, Alive) or self.launcher.on_message(key, message):
             return
         training, at = self._trainings[JobId(key[0])], self._clock()
-        if self._borrowed.owns(key):  # its device has no arbiter here
+        if self._remote.owns(key):  # its device has no arbiter here
             self._on_training_message(at, training, key[1], message)
             self._flush()
             return
@@ -229,21 +229,21 @@ class TrainingWorkers:
             with contextlib.suppress(OSError):
                 os.write(training.folder.log(), output)
 
-    def on_lender_lost(self, key: WorkerKey, why: str) -> None:
+    def on_peer_lost(self, key: WorkerKey, why: str) -> None:
         """Handle the loss of a worker with its node, which is no fault of the job."""
         with self._guard.handling(JobId(key[0])):
             training = self._trainings[JobId(key[0])]
             self.run(training, training.machine.faulted(self._clock(), key[1], f"is lost: {why}", counts=False))
-            self._on_borrowed_exit(training, key[1], why)
+            self._on_remote_exit(training, key[1], why)
 
-    def _on_borrowed_exit(self, training: TrainingJob, worker: int, why: str) -> None:
+    def _on_remote_exit(self, training: TrainingJob, worker: int, why: str) -> None:
         self._log_exit(training, worker, why, 0)
         training.remove_worker(worker)
         self.run(training, training.machine.exited(self._clock(), worker, why))
         self._flush()
 
     def on_exit(self, key: WorkerKey, why: str) -> None:
-        if self.lent.on_exit(key, why):
+        if self.hosted.on_exit(key, why):
             return
         with self._guard.handling(JobId(key[0])):
             self._on_exit(key, why)
@@ -253,7 +253,7 @@ class TrainingWorkers:
             return
         training, worker = self._trainings[JobId(key[0])], key[1]
         if training.devices[worker] not in self._devices:
-            self._on_borrowed_exit(training, worker, why)
+            self._on_remote_exit(training, worker, why)
             return
         at = self._clock()
         device, steps = training.devices[worker], training.steps_of(worker)
@@ -276,7 +276,7 @@ class TrainingWorkers:
         log_event(_log, event, level=level, job=training.job, worker=worker, device=device, reason=why, steps=steps)
 
     def _on_hang(self, at: float, key: WorkerKey) -> None:
-        if self.launcher.on_hang(key) or self.lent.on_hang(key):
+        if self.launcher.on_hang(key) or self.hosted.on_hang(key):
             return
         training = self._trainings[JobId(key[0])]
         seconds = self._options.hang_s
@@ -308,7 +308,7 @@ class TrainingWorkers:
                     if device in self._devices:
                         self.launcher.start(pending)
                     else:
-                        self._borrowed.start(pending, training.program)
+                        self._remote.start(pending, training.program)
                 case Send():
                     self._send(training, action)
                 case Kill(worker):
@@ -336,9 +336,9 @@ class TrainingWorkers:
         key, device = (training.job, action.worker), training.devices[action.worker]
         message, fds = action.message, training.descriptors_for(action)
         if isinstance(message, Proceed) and message.size > 1 and action.memory is None:
-            message, fds = training.add_rendezvous(message, self._borrowed.own_address(training.job))
+            message, fds = training.add_rendezvous(message, self._remote.own_address(training.job))
         if device not in self._devices:
-            self._borrowed.send(key, message, fds)
+            self._remote.send(key, message, fds)
             return
         if isinstance(message, Proceed):
             self.arbiter.on_new_epoch(self._clock(), device, key)
@@ -346,8 +346,8 @@ class TrainingWorkers:
 
     def kill(self, key: WorkerKey) -> None:
         """Kill a worker, started or not; its exit is reported as any other."""
-        if self._borrowed.owns(key):
-            self._borrowed.kill(key)
+        if self._remote.owns(key):
+            self._remote.kill(key)
         elif self.mps.cancel(key):  # not started yet; the state machine gets its exit as any other
             asyncio.get_running_loop().call_soon(self.on_exit, key, "it had not been started")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from carpool.jobs.devices import LentDevice, LocalDevice
+from carpool.jobs.devices import LocalDevice, RemoteDevice
 from carpool.runtime.job_state.actions import BatchSplit, MicroBatchLimit
 from carpool.runtime.job_state.proportional_split import (
     MIN_GAIN,
@@ -107,7 +107,7 @@ class BatchSplitter:
     def _update_ranges(self, slots: Slots) -> Ranges:
         """Which rank updates which parameters; the bits do not depend on it."""
         is_shared = self._options.reducer != "group" and not any(
-            isinstance(self._devices[slot.device], LentDevice) for slot in slots
+            isinstance(self._devices[slot.device], RemoteDevice) for slot in slots
         )
         if self.ready is None or not self.ready.can_shard_update or not is_shared:
             return ()  # the exchange needs shared memory

@@ -106,7 +106,7 @@ def _preload_new_workers(state: JobState) -> None:
         return
     may_warm_up = len(state.target.slots) == 1 and not state.time_sliced and not state.micro_batching.limits
     for worker in state.workers.values():
-        if worker.mode is WorkerMode.IDLE and not worker.has_state and not state.is_lent(worker.device):
+        if worker.mode is WorkerMode.IDLE and not worker.has_state and not state.is_remote(worker.device):
             on_gpu = state.devices[worker.device].cuda is not None
             state.load_state(worker, state.memory_bytes if may_warm_up and on_gpu else 0)
 
@@ -126,7 +126,7 @@ def _leave_boundary(state: JobState, at: float) -> None:
 def _save_once(state: JobState, at: float) -> None:
     """Write the newest state to disk in case no client ever comes back."""
     newest = state.newest_holder
-    if newest is None or newest.step <= state.copies.saved_step or state.is_lent(newest.device):
+    if newest is None or newest.step <= state.copies.saved_step or state.is_remote(newest.device):
         return
     if not state.copies.is_writing and not state.saved_while_suspended:
         state.saved_while_suspended = True
@@ -164,7 +164,7 @@ def _next_members(state: JobState) -> list[WorkerState]:
     if len(ready) == len(state.target.slots):
         return ready
     if state.options.exact:
-        is_led = bool(ready) and not state.is_lent(ready[0].device)  # rank 0 writes checkpoints, on this node
+        is_led = bool(ready) and not state.is_remote(ready[0].device)  # rank 0 writes checkpoints, on this node
         return ready if is_led and any(worker.has_state for worker in ready) else []
     done = [worker for worker in ready if worker.mode is WorkerMode.DONE]
     holders = state.state_holders
@@ -311,9 +311,9 @@ def _release_workers(state: JobState, at: float) -> None:
 def _is_copying_state(state: JobState, at: float) -> bool:
     """Start the copy that keeps the newest state beyond its workers; False if none is needed."""
     newest = state.newest_holder
-    is_lent = newest is not None and state.is_lent(newest.device)  # it cannot write to this node's disk
+    is_remote = newest is not None and state.is_remote(newest.device)  # it cannot write to this node's disk
     is_to_disk = state.stopping is True and state.newest_step > state.copies.saved_step
-    is_to_memory = state.stopping is None or (is_to_disk and is_lent)
+    is_to_memory = state.stopping is None or (is_to_disk and is_remote)
     if is_to_memory and newest is not None and state.copies.step < newest.step:
         state.actions.append(state.copies.publish(newest.id))
         return True
@@ -321,7 +321,7 @@ def _is_copying_state(state: JobState, at: float) -> bool:
         return False
     if state.stop_save_requested:
         return False  # it failed, and the story says so
-    if newest is None or is_lent or newest.step < state.newest_step:
+    if newest is None or is_remote or newest.step < state.newest_step:
         _save_mirror(state)
         return True
     state.stop_save_requested = True
@@ -331,10 +331,10 @@ def _is_copying_state(state: JobState, at: float) -> bool:
 
 def _save_mirror(state: JobState) -> None:
     """Have a worker of this node write the mirrored state to disk, one that is started for it if there is none."""
-    here = [worker for worker in state.workers.values() if not state.is_lent(worker.device)]
+    here = [worker for worker in state.workers.values() if not state.is_remote(worker.device)]
     able = [worker for worker in here if worker.mode is not WorkerMode.EXITING]
     taken = {worker.device for worker in here}
-    free = [device for device in sorted(state.devices) if not state.is_lent(device) and device not in taken]
+    free = [device for device in sorted(state.devices) if not state.is_remote(device) and device not in taken]
     if able and able[0].mode is WorkerMode.IDLE:
         state.load_state(able[0])
     elif not able and free:  # else the exit of a worker makes room

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from carpool.core.messages import AssignApplied, ReleaseApplied
 from carpool.core.model import JobId
-from carpool.jobs.devices import LentDevice, LocalDevice
+from carpool.jobs.devices import LocalDevice, RemoteDevice
 from carpool.runtime.job_state.actions import (
     Action,
     BatchSplit,
@@ -246,7 +246,7 @@ class JobState:
     @property
     def newest_holder(self) -> WorkerState | None:
         """The worker at a boundary with the newest state; one of this node where there is a choice."""
-        return max(self.state_holders, key=lambda w: (w.step, not self.is_lent(w.device)), default=None)
+        return max(self.state_holders, key=lambda w: (w.step, not self.is_remote(w.device)), default=None)
 
     @property
     def newest_step(self) -> int:
@@ -275,13 +275,13 @@ class JobState:
         is_lane = self.options.has_lanes and not self.options.exact and self.devices[slot.device].cuda is not None
         return slot.device, percent(slot.fraction) if is_lane else WHOLE
 
-    def is_lent(self, device: int) -> bool:
-        """Whether a device is of another node, which lends workers on it."""
-        return isinstance(self.devices[device], LentDevice)
+    def is_remote(self, device: int) -> bool:
+        """Whether a device is of another node."""
+        return isinstance(self.devices[device], RemoteDevice)
 
     def spans_nodes(self, devices: Sequence[int]) -> bool:
         """Whether some of the devices are of other nodes."""
-        return any(map(self.is_lent, devices))
+        return any(map(self.is_remote, devices))
 
     def device_name(self, device: int) -> str:
         return self.devices[device].name

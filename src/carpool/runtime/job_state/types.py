@@ -193,8 +193,8 @@ def target_of(order: Order) -> Target:
     return Target(order.generation, tuple(slots), allocation.batch_size, allocation.parts, probe)
 
 
-def local_first(target: Target, is_lent: Callable[[int], bool]) -> Target:
+def local_first(target: Target, is_remote: Callable[[int], bool]) -> Target:
     """The same target with the slots of other nodes last: rank 0 is on the node that holds the job's state."""
-    order = sorted(range(len(target.slots)), key=lambda place: is_lent(target.slots[place].device))
+    order = sorted(range(len(target.slots)), key=lambda place: is_remote(target.slots[place].device))
     parts = tuple(target.parts[place] for place in order) if len(target.parts) == len(order) else target.parts
     return replace(target, slots=tuple(target.slots[place] for place in order), parts=parts)

@@ -66,7 +66,7 @@ async def answer_request(hello: Mapping[str, Any], writer: asyncio.StreamWriter)
 
 
 async def measure_link(host: Host) -> Path:
-    """Measure the link from this machine to a host, with the host's token for lending."""
+    """Measure the link from this machine to a host, with the host's token for peers."""
     connection = await connect(host, "probe")
     try:
         found = await protocol.receive(connection.reader)

@@ -82,8 +82,8 @@ class Agent:
                 await self._serve_files(reader, writer)
             elif hello["purpose"] == "code":
                 await _answer(self._code_files, reader, writer)
-            elif hello["purpose"] == "lend":
-                await self._relay_lending(hello, reader, writer)
+            elif hello["purpose"] == "workers":
+                await self._relay_workers(hello, reader, writer)
             elif hello["purpose"] == "measure":
                 await answer_request(hello, writer)
             elif hello["purpose"] == "probe":
@@ -105,8 +105,8 @@ class Agent:
         await protocol.send(writer, {"nonce": nonces[1]})
         hello = await protocol.greeting(reader)
         token = self._options.token
-        if hello.get("purpose") in protocol.LENDING:
-            token = protocol.lending_token(token)
+        if hello.get("purpose") in protocol.PEER_PURPOSES:
+            token = protocol.peer_token(token)
         if not protocol.is_proof(hello.get("proof"), protocol.proof(token, "client", nonces, self._binding)):
             raise RemoteRefused("wrong token")
         self._refuse_stranger(hello)
@@ -136,7 +136,7 @@ class Agent:
     async def _serve_files(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await _answer(self._files, reader, writer)
 
-    async def _relay_lending(
+    async def _relay_workers(
         self, hello: Mapping[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Relay between the lead of a job across machines and this machine's executor, until one of them ends."""
@@ -145,7 +145,7 @@ class Agent:
             raise RemoteRefused("its executor is not running")
         executor = await asyncio.open_connection(sock=end, limit=_MAX_LINE_BYTES)
         address = writer.get_extra_info("sockname")[0]
-        executor[1].write(json_line({"lend": str(hello.get("job", "")), "address": address}))
+        executor[1].write(json_line({"workers": str(hello.get("job", "")), "address": address}))
         copying = {
             asyncio.create_task(_copy(reader, executor[1])),
             asyncio.create_task(_copy(executor[0], writer)),

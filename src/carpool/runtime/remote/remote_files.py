@@ -75,7 +75,7 @@ class FileService:
 
     def _answer(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         if self._allowed is not None and request["do"] not in self._allowed:
-            raise ValueError("not allowed with the token for lending")
+            raise ValueError("not allowed with the token for peers")
         match request["do"]:
             case "missing":
                 return {"missing": [path for path in request["paths"] if not Path(path).exists()]}, b""

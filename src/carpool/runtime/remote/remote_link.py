@@ -152,7 +152,7 @@ class RemoteFiles:
 
     def __init__(self, host: Host, timeout_s: float = _REQUEST_S, purpose: str = "files") -> None:
         self._host = host
-        self._purpose = purpose  # "code" with a token for lending
+        self._purpose = purpose  # "code" with a token for peers
         self._timeout_s = timeout_s  # of one request: a link that was cut silently answers none
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()

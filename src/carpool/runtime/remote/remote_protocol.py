@@ -21,10 +21,10 @@ from typing import Any
 from carpool import __version__
 from carpool.core.errors import CarpoolError
 
-PROTOCOL = 2
+PROTOCOL = 3
 CHUNK_BYTES = 1 << 20
 HANDSHAKE_S = 10.0
-LENDING = ("lend", "code", "probe")  # purposes of connections from other hosts of a fleet
+PEER_PURPOSES = ("workers", "code", "probe")  # purposes of connections from other hosts of a fleet
 _LENGTH_BYTES = 4
 _MAX_HEAD_BYTES = 1 << 20  # of a message without its payload
 _MAX_GREETING_BYTES = 4096  # before the other side has proved who it is
@@ -73,9 +73,9 @@ def proof(token: str, role: str, nonces: tuple[str, str], binding: bytes) -> str
     return hmac.new(token.encode(), message, sha256).hexdigest()
 
 
-def lending_token(token: str) -> str:
-    """The token of a host for other hosts: it allows them to borrow workers there and to send code, nothing else."""
-    return hmac.new(token.encode(), b"carpool lending", sha256).hexdigest()
+def peer_token(token: str) -> str:
+    """The token of a host for other hosts: it allows them to start workers there and to send code, nothing else."""
+    return hmac.new(token.encode(), b"carpool peer", sha256).hexdigest()
 
 
 def is_proof(given: object, expected: str) -> bool:

@@ -24,11 +24,11 @@ from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
 from carpool.runtime.executor.reports import Gone, Report
-from carpool.runtime.remote.lending import Lender
 from carpool.runtime.remote.link_probe import request_measurement
 from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable, RemoteFiles, connect
-from carpool.runtime.remote.remote_protocol import lending_token
+from carpool.runtime.remote.remote_protocol import peer_token
 from carpool.runtime.remote.remote_start import ensure_agent
+from carpool.runtime.remote.remote_worker_stream import Peer
 from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
 
 _SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connection is renewed
@@ -50,7 +50,7 @@ class RemoteSettings:
     codes: CodeArchives
     orphan_s: float = 86400.0  # an executor without its scheduler saves all states and exits after this
     clock: Callable[[], float] = time.monotonic  # that leases are counted on
-    lenders: dict[str, Lender] = field(default_factory=dict)  # members that have been claimed, for jobs across them
+    peers: dict[str, Peer] = field(default_factory=dict)  # members that have been claimed, for jobs across them
 
     @property
     def grace_s(self) -> float:
@@ -158,7 +158,7 @@ class RemoteAccess:
 
     async def measure_link(self, other: str) -> LinkPath | None:
         """Let this host measure the link to another member; None if it cannot."""
-        peer = self._settings.lenders.get(other)
+        peer = self._settings.peers.get(other)
         return None if peer is None else await request_measurement(self._host, peer.host)
 
     def job_in_hand(self) -> JobId | None:
@@ -181,10 +181,10 @@ class RemoteAccess:
         settings = self._settings
         files = RemoteFiles(self._host, max(_MIN_REQUEST_S, settings.lease_s))
         transfer = JobTransfer(settings.state, files, settings.codes, continues=not fresh)
-        for_others = replace(self._host, token=lending_token(self._host.token))
-        settings.lenders[self._host.name] = Lender(for_others, tuple(client.inventory.devices))
+        for_others = replace(self._host, token=peer_token(self._host.token))
+        settings.peers[self._host.name] = Peer(for_others, tuple(client.inventory.devices))
         return RemoteMember(
-            self._host.name, client, reclaim, transfer, settings.grace_s, settings.clock, settings.lenders
+            self._host.name, client, reclaim, transfer, settings.grace_s, settings.clock, settings.peers
         )
 
     async def _claim(

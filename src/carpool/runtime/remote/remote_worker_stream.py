@@ -1,9 +1,9 @@
-"""Lending: the stream between the executor that leads a job across machines and one that lends it workers.
+"""Remote worker stream: connects the executor that leads a job across machines to one that runs workers for it.
 
-The lead opens one connection per job and lender, through the lender's agent, which relays it to its executor. Both
+The lead opens one connection per job and peer, through the peer's agent, which relays it to its executor. Both
 sides send frames in order: messages of workers as their lines, memory files in chunks ahead of the message they belong
-to, and heartbeats. A side that hears nothing for `SILENCE_S` counts the other one as lost: the lender kills the workers
-it has lent, the lead counts them as dead.
+to, and heartbeats. A side that hears nothing for `SILENCE_S` counts the other one as lost: the peer kills the
+lead's workers, the lead counts them as dead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from carpool.jobs.devices import LentDevice, LocalDevice
+from carpool.jobs.devices import LocalDevice, RemoteDevice
 from carpool.jobs.hosts_file import Host
 from carpool.runtime.process.channel import MAX_MESSAGE_BYTES
 from carpool.runtime.process.shared_memory import new_memory_file
@@ -30,17 +30,17 @@ Frame = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Lender:
-    """A machine that lends workers: its agent, with the token for lending, and its devices by cluster number."""
+class Peer:
+    """A machine that runs workers for others: its agent with the token for peers, its devices by cluster number."""
 
     host: Host
     devices: tuple[LocalDevice, ...]
 
     @property
-    def lent_devices(self) -> dict[int, LentDevice]:
+    def remote_devices(self) -> dict[int, RemoteDevice]:
         """Its devices by number, under names that include the machine's."""
         return {
-            device.id: LentDevice(
+            device.id: RemoteDevice(
                 device.id,
                 f"{self.host.name}/{device.name}",
                 device.kind,
@@ -53,10 +53,10 @@ class Lender:
         }
 
 
-def lender_to_json(lender: Lender) -> Frame:
-    """A lender as plain JSON values."""
-    host = lender.host
-    devices = [[d.id, d.name, d.kind, list(d.cores), d.cuda, d.memory_bytes] for d in lender.devices]
+def peer_to_json(peer: Peer) -> Frame:
+    """A peer as plain JSON values."""
+    host = peer.host
+    devices = [[d.id, d.name, d.kind, list(d.cores), d.cuda, d.memory_bytes] for d in peer.devices]
     return {
         "name": host.name,
         "address": host.address,
@@ -67,17 +67,17 @@ def lender_to_json(lender: Lender) -> Frame:
     }
 
 
-def lender_from_json(value: Mapping[str, Any]) -> Lender:
-    """The inverse of `lender_to_json`."""
+def peer_from_json(value: Mapping[str, Any]) -> Peer:
+    """The inverse of `peer_to_json`."""
     devices = tuple(
         LocalDevice(number, name, kind, tuple(cores), cuda, memory)
         for number, name, kind, cores, cuda, memory in value["devices"]
     )
-    return Lender(Host(value["name"], value["address"], value["port"], value["token"], tls=value["tls"]), devices)
+    return Peer(Host(value["name"], value["address"], value["port"], value["token"], tls=value["tls"]), devices)
 
 
-class LendingStream:
-    """One end of a connection between a lead and a lender; what is sent before `run` waits for it."""
+class RemoteWorkerStream:
+    """One end of a connection between a lead and a peer; what is sent before `run` waits for it."""
 
     def __init__(self) -> None:
         self._outgoing: asyncio.Queue[tuple[Frame, int | None]] = asyncio.Queue()
@@ -156,6 +156,6 @@ async def _next_frame(reader: asyncio.StreamReader, silence_s: float) -> tuple[F
 
 
 def _write_chunk(memory: int | None, frame: Frame, payload: bytes) -> int:
-    fd = new_memory_file("lent", frame["size"]) if memory is None else memory
+    fd = new_memory_file("remote", frame["size"]) if memory is None else memory
     os.pwrite(fd, payload, frame["at"])
     return fd
