@@ -11,18 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.executors import ExecutorPort
+from carpool.backends.executors import ExecutorGroup, ExecutorPort, Introduction
 from carpool.core.errors import InputError
-from carpool.core.messages import Fact, NodeDrained
-from carpool.core.model import JobId, Phase
+from carpool.core.messages import Assign, Fact, NodeDrained, Release
+from carpool.core.model import Allocation, JobId, Phase
 from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.jobs.program import Program
 from carpool.runtime.executor.job_guard import JobMarker
-from carpool.runtime.executor.reports import Gone
+from carpool.runtime.executor.reports import Gone, HandedOver
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance
 from carpool.service.daemon.remote_access import AbsentMember, check_jobs, remote_members
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
+from tests.support.fake_executor import FakeExecutor
 from tests.support.fleet_rig import AgentProcess, Link, ShiftedClock, fleet_daemon, hosts_of, until
 
 LEASE_S = 3.0
@@ -340,6 +342,30 @@ def test_a_member_that_is_away_does_not_keep_the_loop_from_ending() -> None:
         absent = AbsentMember(never)
         receiving = asyncio.create_task(absent.receive())
         await absent.stop(checkpoint=True)
+        assert isinstance(await receiving, Gone)
+
+    asyncio.run(main())
+
+
+def test_an_order_sent_after_its_member_was_lost_does_not_keep_the_job_from_starting_elsewhere() -> None:
+    """The order waits for the journal; meanwhile the member is replaced by the port that stands for it."""
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        job, other = JobId("a"), FakeExecutor({"a": 1})
+        absent = AbsentMember(never)
+        group = ExecutorGroup({"left": absent, "right": other}, lambda device: "left" if device == 0 else "right")
+        program = {job: Introduction(Program("train.py:small"), resume=True)}
+        moved = Assign(job, Allocation.exclusive((range(1, 2),)), 3)
+        group.carry([Assign(job, Allocation.exclusive((range(1),)), 1), Release(job, 2), moved], program)
+        report = await asyncio.wait_for(absent.receive(), 30.0)
+        assert isinstance(report, HandedOver)
+        group.handed_over("left", report.job)
+        assert other.orders == [moved]
+        receiving = asyncio.create_task(absent.receive())
+        await absent.leave()
         assert isinstance(await receiving, Gone)
 
     asyncio.run(main())

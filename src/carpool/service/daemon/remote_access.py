@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from carpool.backends.executors import ExecutorPort
 from carpool.backends.fleet import Member
@@ -23,7 +24,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
-from carpool.runtime.executor.reports import Gone, Report
+from carpool.runtime.executor.reports import Gone, HandedOver, Report
 from carpool.runtime.remote.link_probe import request_measurement
 from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable, RemoteFiles, connect
 from carpool.runtime.remote.remote_protocol import peer_token
@@ -232,7 +233,8 @@ class AbsentMember:
 
     def __init__(self, restart: Callable[[], Awaitable[None]]) -> None:
         self._restart = restart
-        self._stopped = asyncio.Event()
+        self._restarting: asyncio.Future[None] | None = None
+        self._reports: asyncio.Queue[Report] = asyncio.Queue()
 
     def introduce(self, job: JobId, program: Program, *, resume: bool = False) -> None:
         """It holds no jobs."""
@@ -241,7 +243,8 @@ class AbsentMember:
         """It has no devices that orders could be for."""
 
     def hand_over(self, job: JobId) -> None:
-        """It holds no jobs."""
+        """Answer at once, since it holds no jobs: an order from before the loss may be sent after it."""
+        self._reports.put_nowait(HandedOver(job, 0))
 
     def forget(self, job: JobId) -> None:
         """It holds no jobs."""
@@ -253,20 +256,28 @@ class AbsentMember:
         """It holds no jobs."""
 
     async def receive(self) -> Report:
-        """Return when an executor is ready, which the loop then asks for, or when the loop ends."""
-        restarting, stopping = asyncio.ensure_future(self._restart()), asyncio.create_task(self._stopped.wait())
+        """Return an answer, or `Gone` when an executor is ready, which the loop then asks for, or the loop ends."""
+        if self._restarting is None:
+            self._restarting = asyncio.ensure_future(self._restart())
+        answer = asyncio.create_task(self._reports.get())
+        either: set[asyncio.Future[Any]] = {self._restarting, answer}
         try:
-            await asyncio.wait({restarting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._restarting.cancel()
+            raise
         finally:
-            restarting.cancel()
-            stopping.cancel()
-        return Gone("it is away" if self._stopped.is_set() else "the next executor is ready")
+            if not answer.done():
+                answer.cancel()
+        return answer.result() if answer.done() and not answer.cancelled() else Gone("the next executor is ready")
 
     async def stop(self, *, checkpoint: bool) -> None:
-        self._stopped.set()
+        await self.leave()
 
     async def leave(self) -> None:
-        self._stopped.set()
+        if self._restarting is not None:
+            self._restarting.cancel()
+        self._reports.put_nowait(Gone("it is away"))
 
 
 async def agent_facts(host: Host) -> AgentFacts:
