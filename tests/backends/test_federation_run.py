@@ -39,6 +39,7 @@ from carpool.runtime.process.shared_memory import memory_file_of
 
 ENTRIES = """
 import os
+import threading
 from pathlib import Path
 import torch
 from torch import nn
@@ -78,6 +79,25 @@ def dies_once(flag):
                 pass
             else:
                 os._exit(9)
+        return cross_entropy(model(batch[0]), batch[1])
+    return make(loss=loss)
+
+def hangs_when_loaded_again(flag):
+    if Path(flag).exists():
+        threading.Event().wait()
+    return dies_once(flag)
+
+def hangs_in_a_step(flag):
+    calls = [0]
+    def loss(model, batch):
+        calls[0] += 1
+        if calls[0] == 8:
+            try:
+                Path(flag).touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                threading.Event().wait()
         return cross_entropy(model(batch[0]), batch[1])
     return make(loss=loss)
 
@@ -214,6 +234,34 @@ def test_a_device_that_dies_works_again_in_the_same_round(tmp_path: Path, run: R
     assert first.devices == ("fast", "slow")
     again, _ = run(file, tmp_path / "again")  # it does not die again
     assert summaries[TaskName("a")].digest == again[TaskName("a")].digest
+
+
+def test_a_device_that_hangs_while_it_is_loaded_again_is_lost_and_the_others_go_on(tmp_path: Path, run: Runs) -> None:
+    tasks = [{"name": "a", "entry": "entries.py:hangs_when_loaded_again", "args": {"flag": str(tmp_path / "flag")}}]
+    summaries, records = run(federation(tmp_path, tasks, load_s=3.0), tmp_path / "run")
+    assert (summaries[TaskName("a")].rounds, summaries[TaskName("a")].failed) == (3, False)
+    (lost,) = [fact for record in records for fact in record.facts if isinstance(fact, DeviceLost)]
+    assert "did not load its tasks within 3 s" in lost.reason
+    used = {order.devices for record in records for order in record.orders if isinstance(order, Aggregate)}
+    assert used == {tuple({"fast", "slow"} - {lost.device})}
+
+
+def test_a_device_that_hangs_in_a_step_is_killed_at_the_second_deadline_and_comes_back(
+    tmp_path: Path, run: Runs
+) -> None:
+    tasks = [{"name": "a", "entry": "entries.py:hangs_in_a_step", "args": {"flag": str(tmp_path / "flag")}}]
+    devices = [{"name": "device", "count": 2}]
+    file = federation(tmp_path, tasks, rounds=30, device=devices, deadline_s=0.3, grace_s=0.2)
+    summaries, records = run(file, tmp_path / "run")
+    assert (summaries[TaskName("a")].rounds, summaries[TaskName("a")].failed) == (30, False)
+    lost = {fact.device for record in records for fact in record.facts if isinstance(fact, DeviceLost)}
+    closings = [order for record in records for order in record.orders if isinstance(order, CloseCycle)]
+    missing = [name for order in closings for name in order.missing]
+    assert len(lost) == 1
+    assert lost <= set(missing)
+    (hung,) = lost
+    last = [order for record in records for order in record.orders if isinstance(order, Aggregate)][-1]
+    assert hung in last.devices
 
 
 def test_tasks_that_cannot_train_fail_and_the_others_do_not(tmp_path: Path, run: Runs) -> None:

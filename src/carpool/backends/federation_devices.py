@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from carpool.runtime.process.forkserver import ForkServer
 from carpool.runtime.process.protocol import Alive, Halt, HostTasks, Message, RunTasks, TasksReady
 from carpool.runtime.process.shared_memory import memory_file_of, read_memory_file
 
+_log = logging.getLogger(__name__)
 _MAX_RESTARTS = 3  # of a device without a report in between
 
 
@@ -69,7 +71,9 @@ class HostedProcess:
     name: str
     channel: AsyncChannel
     reader: asyncio.Task[None] | None = None
+    pid: int = 0
     is_working: bool = False
+    is_halted: bool = False  # was told to stop, and has not answered since
     restarts: int = 0
 
     def listen(self, events: asyncio.Queue[Event]) -> None:
@@ -91,25 +95,39 @@ class HostedProcess:
         self.channel.close()  # the process exits
 
 
+class LoadTimeout(CarpoolError):
+    """A process did not load its tasks in time."""
+
+
 async def start_process(
-    forks: ForkServer, host: HostTasks, folder: Path
+    forks: ForkServer, host: HostTasks, folder: Path, load_s: float = 0.0
 ) -> tuple[HostedProcess, dict[str, Any], list[bytes]]:
-    """Start a process that hosts tasks; what it says about them, and of a server their initial weights."""
+    """Start a process that hosts tasks; what it says about them, and of a server their initial weights.
+
+    `LoadTimeout` if that takes longer than ``load_s`` (0: no limit); the process is killed.
+    """
     ours, theirs = pair()
     log = os.open(folder / f"{quote(host.name, safe='')}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
     try:
-        await forks.fork(theirs, log)
+        pid = await forks.fork(theirs, log)
     finally:
         theirs.close()
         os.close(log)
-    process = HostedProcess(host.name, AsyncChannel(ours))
+    process = HostedProcess(host.name, AsyncChannel(ours), pid=pid)
     process.channel.send(host)
     try:
-        received = await process.channel.receive()
-        while isinstance(received.message, Alive):
+        async with asyncio.timeout(load_s or None):
             received = await process.channel.receive()
+            while isinstance(received.message, Alive):
+                received = await process.channel.receive()
     except Closed:
         raise CarpoolError(f"the process of {host.name} exited while it loaded its tasks") from None
+    except TimeoutError:
+        process.close()
+        forks.kill(pid)
+        raise LoadTimeout(
+            f"{host.name} did not load its tasks within {load_s:g} s (load_s of the federation file)"
+        ) from None
     ready = received.message
     assert isinstance(ready, TasksReady), f"expected TasksReady, got {ready}"
     weights = [read_memory_file(fd) for fd in received.fds]
@@ -144,7 +162,11 @@ def send(channel: AsyncChannel, message: Message, files: Sequence[bytes]) -> Non
 
 
 class EmbeddedDevices:
-    """Devices as forked processes. One that exits is started again, and is back in the same round."""
+    """Devices as forked processes. One that exits is started again, and is back in the same round.
+
+    A device that hangs does not hold up the others: while it loads its tasks again their events are passed on, and it
+    counts as lost after ``load_s`` or when a cycle is closed without it. One that ignores two closings is killed.
+    """
 
     def __init__(self, file: FederationFile, forks: ForkServer, folder: Path) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
@@ -155,14 +177,26 @@ class EmbeddedDevices:
         self._processes: dict[str, HostedProcess] = {}
         self._devices = {device.name: device for device in file.devices}
         self._watcher: asyncio.Task[None] | None = None
+        self._reloads: dict[str, asyncio.Task[None]] = {}
+        self._reported: set[str] = set()  # devices that load again and were reported as lost
 
     async def start(self) -> list[DeviceJoined]:
-        found = await asyncio.gather(*[self._start(device) for device in self._file.devices])
+        """Start all devices. One that does not load in time is left out if there are others."""
+        starts = [self._start(device) for device in self._file.devices]
+        found = await asyncio.gather(*starts, return_exceptions=True)
+        failed = [each for each in found if isinstance(each, BaseException)]
+        ready = [each for each in found if isinstance(each, DeviceJoined)]
+        fatal = [each for each in failed if not isinstance(each, LoadTimeout)]
+        if fatal or not ready:
+            raise (fatal or failed)[0]
+        for error in failed:
+            _log.warning("%s; the federation continues without it", error)
         self._watcher = asyncio.create_task(self._watch())
-        return found
+        return ready
 
     async def _start(self, device: FederatedDevice) -> DeviceJoined:
-        process, about, _ = await start_process(self._forks, host_message(self._file, device), self._folder)
+        host = host_message(self._file, device)
+        process, about, _ = await start_process(self._forks, host, self._folder, self._file.federation.load_s)
         if old := self._processes.get(device.name):
             process.restarts = old.restarts + 1
             process.is_working = old.is_working  # until the event says so
@@ -171,47 +205,64 @@ class EmbeddedDevices:
         return joined(device, about)
 
     async def _watch(self) -> None:
-        """Pass events on; replace a process that exited first."""
+        """Pass events on; a process that exited is replaced first."""
         while True:
             name, event = await self._inner.get()
             process = self._processes[name]
+            if isinstance(event, Lost):
+                process.close()
+                process.is_working = True
+                self._reloads[name] = asyncio.create_task(self._replace(process, event))
+                continue
             if isinstance(event, Received):
-                process.is_working, process.restarts = False, 0
-            elif isinstance(event, Lost):
-                event = await self._replace(process, event)
-                self._processes[name].is_working = False
+                process.is_working, process.is_halted, process.restarts = False, False, 0
             self.events.put_nowait((name, event))
 
-    async def _replace(self, process: HostedProcess, lost: Lost) -> Lost:
-        process.close()
-        process.is_working = True
-        if process.restarts >= _MAX_RESTARTS:
-            return lost
-        try:
-            return lost._replace(back=await self._start(self._devices[DeviceName(process.name)]))
-        except CarpoolError as error:
-            return Lost(str(error))
+    async def _replace(self, process: HostedProcess, lost: Lost) -> None:
+        name = process.name
+        if process.restarts < _MAX_RESTARTS:
+            try:
+                lost = lost._replace(back=await self._start(self._devices[DeviceName(name)]))
+            except CarpoolError as error:
+                lost = Lost(str(error))
+        self._processes[name].is_working = False
+        del self._reloads[name]
+        if name not in self._reported:
+            self.events.put_nowait((name, lost))
+        elif lost.back is not None:
+            self._reported.discard(name)
+            self.events.put_nowait((name, lost.back))
 
     def run(self, order: StartWork, weights: Sequence[bytes]) -> None:
         process = self._processes[order.device]
+        if order.device in self._reloads:
+            return  # it gets the order again when it is back
         process.is_working = True
         send(process.channel, RunTasks(order.cycle, order.work, order.deadline_s), weights)
 
     def halt(self, missing: Sequence[DeviceName]) -> None:
         for name in missing:
-            if self._processes[name].is_working:
-                self._processes[name].channel.send(Halt())
+            process = self._processes[name]
+            if name in self._reloads:
+                if name not in self._reported:
+                    self._reported.add(name)
+                    self.events.put_nowait((name, Lost("still loading its tasks when the cycle was closed")))
+            elif process.is_working and process.is_halted:
+                self._forks.kill(process.pid)
+            elif process.is_working:
+                process.is_halted = True
+                process.channel.send(Halt())
 
     @property
     def may_join(self) -> bool:
-        return False
+        return bool(self._reloads)
 
     @property
     def is_working(self) -> bool:
         return not self.events.empty() or any(process.is_working for process in self._processes.values())
 
     async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in (*self._reloads.values(), *([self._watcher] if self._watcher else [])):
+            task.cancel()
         for process in self._processes.values():
             process.close()

@@ -134,6 +134,14 @@ class FederationRun:
             await self._devices.close()
         return {name: self._summary(name) for name in self._tasks}
 
+    async def initial_models(self, forks: ForkServer) -> dict[TaskName, ServerModel]:
+        """The models before the first round, as a new run would have them."""
+        host = HostTasks(_SERVER, self._file.hosted_tasks())
+        server, said, weights = await start_process(forks, host, self._store.folder)
+        server.close()
+        self._stored_or_new(said, weights)
+        return dict(self._models)
+
     async def _work(self, ready: Sequence[DeviceJoined]) -> None:
         facts: list[Fact] = [*[DeviceLost(name) for name in self.coordinator.devices], *ready]
         self._started_at = asyncio.get_running_loop().time() - self.coordinator.at

@@ -112,6 +112,7 @@ class Federation:
     min_devices: Count = 1  # a cycle waits for so many
     deadline_s: Amount = 0.0  # devices stop and return partial work; 0: none
     grace_s: Amount = 5.0  # from the deadline to the end of the cycle
+    load_s: Amount = 600.0  # a device that takes longer to load its tasks counts as lost; 0: no limit
     seed: int = 0
     levels: tuple[Amount, ...] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)  # shares of a device
 

@@ -53,7 +53,9 @@ class DeviceHost:
 
     async def _load(self) -> HostedProcess:
         host = host_message(self._file, self._device)
-        self._process, self._about, _ = await start_process(self._forks, host, self._folder)
+        self._process, self._about, _ = await start_process(
+            self._forks, host, self._folder, self._file.federation.load_s
+        )
         self._answers = asyncio.Queue()
         self._process.listen(self._answers)
         return self._process
