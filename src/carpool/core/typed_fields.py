@@ -1,11 +1,12 @@
 """Typed decoding: checks plain JSON values against the annotations of a class before they are believed.
 
-Every field has a range or a length. ``int`` is 0 to 2**53, ``float`` is finite, a text is cut at `MAX_TEXT` characters,
-a list has at most `MAX_ITEMS` items; ``Annotated`` with a `Range` or `ANY_NUMBER` says otherwise.
+Every field has a range or a length. ``int`` is 0 to 2**53, ``float`` is finite, a text is printable and has at most
+`MAX_TEXT` characters, a list `MAX_ITEMS` items; ``Annotated`` with a `Range` or `ANY_NUMBER` says otherwise.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
@@ -19,7 +20,8 @@ from carpool.core.errors import CarpoolError
 MAX_INT = 1 << 53  # every integer up to it is exact as a float
 MAX_TEXT = 1 << 16
 MAX_ITEMS = 1 << 20
-_MAX_METRICS = 4096
+MAX_METRICS = 4096
+_BLANKS = "\n\t"
 _SHOWN = 60  # characters of a refused value
 
 _T = TypeVar("_T")
@@ -59,6 +61,17 @@ def shortened(text: str, limit: int = MAX_TEXT) -> str:
         return text
     note = f" … (cut: {len(text)} characters)"
     return text[: limit - len(note)] + note
+
+
+def printable(text: str) -> str:
+    """A text that every terminal, file and page can hold: control characters and lone surrogates as escapes."""
+    if text.isprintable():
+        return text
+    return "".join([char if char in _BLANKS or char.isprintable() else _escaped(char) for char in text])
+
+
+def _escaped(char: str) -> str:
+    return char if unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
 
 
 def shown(value: object) -> str:
@@ -147,7 +160,7 @@ def _switch(value: Any) -> bool:
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise _Refused(f"is {shown(value)}; it must be a text")
-    return value if len(value) <= MAX_TEXT else shortened(value)
+    return printable(shortened(value))
 
 
 def _uncut(value: Any) -> str:
@@ -236,7 +249,7 @@ def _listed(value: Any, most: int) -> Sequence[Any]:
 
 
 def _mapping(check: _Check) -> _Check:
-    most = _MAX_METRICS if check is _measured else MAX_ITEMS
+    most = MAX_METRICS if check is _measured else MAX_ITEMS
 
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping) or len(value) > most:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -47,7 +48,7 @@ OTHER = nn.Linear(6, 3)
         ({"best": "max accuracy"}, "best='max accuracy' needs evaluate=…"),
         ({"stop": Stop(target_metric="a >= 1")}, "target_metric='a >= 1' needs evaluate=…"),
         ({"evaluate": len, "best": "accuracy"}, "best is 'accuracy'.*'max accuracy'"),
-        ({"evaluate_every": 0}, "evaluate_every is 0.*at least 1"),
+        ({"evaluate_every": 0}, "evaluate_every is 0.*from 1"),
         ({"state": {"ema": 3}}, r"state\['ema'\] is a int.*load_state_dict"),
         ({"shuffle": "yes"}, r"Training\(shuffle=…\) is a str"),
     ],
@@ -105,8 +106,38 @@ def test_goals_are_parsed() -> None:
 
 def test_metrics_are_converted_to_floats() -> None:
     assert as_metrics(0.5) == {"metric": 0.5}
+    assert as_metrics({"k\n\x00": 2.0}) == {"k \\x00": 2.0}
     assert as_metrics({"a": torch.tensor(2.0), "b": 1}) == {"a": 2.0, "b": 1.0}
     with pytest.raises(InputError, match=r"evaluate returned a Tensor of shape \(2,\) for 'a'"):
         as_metrics({"a": torch.zeros(2)})
-    with pytest.raises(InputError, match="evaluate returned missing for 'metric'"):
+    with pytest.raises(InputError, match="evaluate returned None for 'metric'"):
         as_metrics(None)
+
+
+@pytest.mark.parametrize("number", [np.int64(8), np.uint8(8), torch.tensor(8), 8])
+def test_whole_numbers_of_numpy_and_torch_are_taken(number: Any) -> None:
+    stop = Stop(steps=number, epochs=number, window=number, patience=number)
+    assert [(type(value), value) for value in (stop.steps, stop.epochs, stop.window, stop.patience)] == [(int, 8)] * 4
+
+
+@pytest.mark.parametrize(
+    "number", [True, np.bool_(True), torch.tensor(True), torch.tensor(2.0), np.float32(2), "2", 2.5]
+)
+def test_other_values_are_no_whole_numbers(number: Any) -> None:
+    with pytest.raises(InputError):
+        Stop(steps=number)
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        ({"a": 10**400}, "about 2**1329"),
+        ({"a": None}, "None"),
+        ({"k" * 1000: 1.0}, "200"),
+        ({str(number): 1.0 for number in range(5000)}, "4096"),
+    ],
+)
+def test_metrics_out_of_range_are_rejected_with_the_value(returned: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError) as caught:
+        as_metrics(returned)
+    assert named in str(caught.value)

@@ -56,6 +56,10 @@ def leaves_process():
     return net()
 
 
+def interrupts():
+    raise KeyboardInterrupt
+
+
 def dies():
     os._exit(1)
 
@@ -160,8 +164,14 @@ def test_every_entry_is_called_once_before_further_jobs(folder: Path) -> None:
     assert [checks.next(is_early=True) for _ in range(3)] == [("b", second), ("d", second), None]
 
 
-def test_entries_that_die_or_take_too_long_are_unchecked(folder: Path) -> None:
-    assert check(3.0, dies=program(folder, "dies"), waits=program(folder, "waits")) == {}
+def test_an_entry_that_ends_its_process_is_an_error(folder: Path) -> None:
+    found = check(30.0, dies=program(folder, "dies"), interrupts=program(folder, "interrupts"))
+    assert "ended" in found["dies"]
+    assert "KeyboardInterrupt" in found["interrupts"]
+
+
+def test_entries_that_take_too_long_are_unchecked(folder: Path) -> None:
+    assert check(2.0, waits=program(folder, "waits")) == {}
 
 
 COUNTED = """

@@ -9,7 +9,7 @@ import pytest
 from carpool.core.errors import InputError
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.worker.entry_loader import load_training
-from carpool.runtime.worker.error_classifier import failure_message, format_for_log, root_cause
+from carpool.runtime.worker.error_classifier import describe_error, failure_message, format_for_log, root_cause
 
 ILLEGAL = RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'")
 
@@ -109,3 +109,22 @@ def test_an_error_without_traceback_is_one_line(tmp_path: Path) -> None:
 
 def test_a_bug_of_carpool_is_logged_completely() -> None:
     assert "Traceback" in format_for_log(wrapped(KeyError("ours"), as_cause=False))
+
+
+class Unprintable(RuntimeError):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def test_an_error_whose_text_raises_is_reported_by_its_type() -> None:
+    failed = failure_message(root_cause(Unprintable(), gpu_works), 3)
+    assert (failed.kind, failed.step) == ("user", 3)
+    assert describe_error(Unprintable()) == failed.error
+    assert all(name in failed.error for name in ("Unprintable", "KeyboardInterrupt"))
+    assert "Unprintable" in format_for_log(Unprintable())
+
+
+def test_a_long_text_is_cut_but_not_in_the_log() -> None:
+    error = ValueError("x" * 1_000_000)
+    assert len(describe_error(error)) < 5_000
+    assert len(format_for_log(error)) > 1_000_000

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.typed_fields import MAX_INT, shown
 
 _GOAL = re.compile(r"\s*(?P<metric>[^<>=]*[^<>=\s])\s*(?P<sign>>=|<=)\s*(?P<value>\S+)\s*")
+
+
+_MAX_WINDOW = 100_000  # losses that are kept and checkpointed
+
+
+def as_whole(value: Any) -> Any:
+    """An integer of NumPy or torch as Python's; any other value as it is."""
+    if type(value) is int or isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +55,12 @@ class Stop:
                 way_out="Set one or more of epochs, steps, target_loss, target_metric, patience: Stop(epochs=20).",
             )
         for name in ("epochs", "steps", "window", "patience"):
-            value = getattr(self, name)
+            value = as_whole(getattr(self, name))
+            object.__setattr__(self, name, value)
             if value is not None and (type(value) is not int or not 1 <= value <= MAX_INT):
                 raise InputError(f"Stop({name}={shown(value)}); it must be a whole number from 1 to 2**53")
+        if self.window > _MAX_WINDOW:
+            raise InputError(f"Stop(window={self.window}); it must be at most {_MAX_WINDOW} steps")
         if self.target_loss is not None and not _is_finite(self.target_loss):
             raise InputError(f"Stop(target_loss={shown(self.target_loss)}); it must be a finite number")
         if self.target_metric:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from carpool.core.errors import InputError
-from carpool.core.typed_fields import shown
+from carpool.core.typed_fields import MAX_METRICS, printable, shown
 from carpool.runtime.compat.torch_api import BatchNorm
 from carpool.runtime.data.batches import Augment
 from carpool.runtime.data.sample_stream import is_stream
 from carpool.runtime.data.sampler import Shuffle
 from carpool.runtime.data.tensor_rows import makes_batches
 from carpool.runtime.engine.optimizer_set import Optimizers, combined, optimizers_of
-from carpool.runtime.engine.stop_criteria import Best, Stop
+from carpool.runtime.engine.stop_criteria import Best, Stop, as_whole
 
 Loss = Callable[[nn.Module, Any], Any]  # the mean over the batch's samples, or (sum, count); metrics may follow
 StepFunction = Callable[[nn.Module, Any, Any], Any]  # (model, batch, optimizer as given) -> loss; metrics may follow
@@ -28,6 +28,7 @@ AfterUpdate = Callable[[nn.Module, int], object]  # (model, steps done)
 Schedules = LRScheduler | Sequence[LRScheduler]
 
 PRECISIONS = ("", "float32", "tf32")
+_MAX_NAME = 200  # characters of a metric's name
 _AUTOCAST = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}
 
 
@@ -128,6 +129,8 @@ class Training:
     workers: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "evaluate_every", "micro_batch", "workers"):
+            object.__setattr__(self, name, as_whole(getattr(self, name)))
         _check_types(self)
         _check_model(self)
         _check_data(self)
@@ -306,8 +309,10 @@ def _check_evaluation(training: Training) -> None:
     for name, value in needs.items():
         if value and training.evaluate is None:
             raise InputError(f"{name}={value!r} needs evaluate=…, which is not given")
-    if training.evaluate_every < 1:
-        raise InputError(f"evaluate_every is {training.evaluate_every}; it must be at least 1 epoch")
+    if type(training.evaluate_every) is not int or training.evaluate_every < 1:
+        raise InputError(
+            f"evaluate_every is {shown(training.evaluate_every)}; it must be a whole number of epochs from 1"
+        )
     if training.best:
         Best.parse(training.best)
     elif training.stop.patience is not None:
@@ -350,17 +355,28 @@ def schedule_state(training: Training) -> Any:
     return states if len(states) > 1 else states[0] if states else None
 
 
+def _one_line(name: str) -> str:
+    return " ".join(printable(name).split())
+
+
 def as_metrics(result: Any, source: str = "evaluate") -> dict[str, float]:
     """Convert the metrics that a function returned to named floats; a single number is named ``metric``."""
     named = result if isinstance(result, Mapping) else {"metric": result}
+    if len(named) > MAX_METRICS:
+        raise InputError(f"{source} returned {len(named)} metrics; the limit is {MAX_METRICS}")
     metrics = {}
     for name, value in named.items():
-        try:
-            metrics[str(name)] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        if len(str(name)) > _MAX_NAME:
             raise InputError(
-                f"{source} returned {_a(value)}{shape} for {name!r}",
+                f"{source} returned a metric named {shown(name)}; names have at most {_MAX_NAME} characters"
+            )
+        try:
+            metrics[_one_line(str(name))] = float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+            what = "None" if value is None else shown(value) if isinstance(value, int) else _a(value)
+            raise InputError(
+                f"{source} returned {what}{shape} for {name!r}",
                 way_out="Return one number, or a dict of names and numbers.",
             ) from error
     return metrics

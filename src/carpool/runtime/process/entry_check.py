@@ -27,6 +27,7 @@ WorkerKey = tuple[str, int]
 TIMEOUT_S = 20.0  # for all entries together, once torch is imported
 _REPEATS_SHARE = 0.25  # of it, in which an entry is also called with the arguments of further jobs: sweeps may be long
 _COPY_BYTES = 1 << 20
+_DIED = "the process that called its entry ended, twice: by os._exit, a signal or for want of memory"
 _NO_JOB = ""  # in the key of a checking process; its number is negative, unlike that of a prewarmed process
 
 
@@ -98,11 +99,11 @@ class EntryChecks:
         now = asyncio.get_running_loop().time
         while job := queue.next(is_early=now() < repeats_until):
             name, program = job
-            answer = await self._check(CheckEntry(name, asdict(program), self._threads(program)))
-            if answer is not None:  # else its process died, which need not be its fault
-                found[name] = answer.error
-                if not answer.error:
-                    self.fine[name] = answer
+            request = CheckEntry(name, asdict(program), self._threads(program))
+            answer = await self._check(request) or await self._check(request)  # one death need not be its fault
+            found[name] = _DIED if answer is None else answer.error
+            if answer is not None and not answer.error:
+                self.fine[name] = answer
 
     async def _check(self, request: CheckEntry) -> EntryChecked | None:
         self._last_number -= 1
@@ -172,7 +173,7 @@ def check_entry(request: CheckEntry) -> CheckedEntry:
     try:
         configure_job(program)
         training = checked_training(program)
-    except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
+    except BaseException as raised:  # noqa: BLE001 - an entry may raise anything
         error = describe_error(raised)
     if training is None:
         return CheckedEntry(None, EntryChecked(error), output)

@@ -65,7 +65,9 @@ def main(channel: Channel) -> int:
         grants: list[Grant] = []
         try:
             worker = _set_up(channel, received, grants, checked, was_prewarmed=was_prewarmed)
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
+        except (Closed, LeaveRequested):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - an entry may raise anything
             sys.stderr.write(format_for_log(raised))
             error = root_cause(raised)
             if is_process_lost(error):

@@ -11,6 +11,7 @@ import torch
 
 import carpool
 from carpool.core.errors import CarpoolError, InputError
+from carpool.core.typed_fields import shortened
 from carpool.runtime.errors import CheckpointError, Diverged, LaneMismatch
 from carpool.runtime.process.protocol import WorkerFailed
 
@@ -29,12 +30,15 @@ _GPU_FAULTS = (
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
 
 
+_MAX_SHOWN = 4000  # characters of an error; the job's log has all of it
+
+
 def failure_message(error: BaseException, step: int) -> WorkerFailed:
     """Classify an error raised after so many steps."""
     if isinstance(error, Diverged):
-        return WorkerFailed("diverged", str(error), step)
+        return WorkerFailed("diverged", text_of(error), step)
     if is_out_of_memory(error):
-        return WorkerFailed("memory", f"{type(error).__name__}: {error}".strip(": "), step)
+        return WorkerFailed("memory", f"{type(error).__name__}: {text_of(error)}".strip(": "), step)
     if isinstance(error, LaneMismatch):
         return WorkerFailed("lane", str(error), step)
     if is_device_fault(error):
@@ -64,12 +68,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether host or device memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in text_of(error) for text in _OUT_OF_MEMORY)
 
 
 def is_device_fault(error: BaseException) -> bool:
     """Whether the GPU, driver or MPS failed: this process has lost the device."""
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _GPU_FAULTS)
+    return isinstance(error, RuntimeError) and any(text in text_of(error) for text in _GPU_FAULTS)
 
 
 def is_process_lost(error: BaseException) -> bool:
@@ -92,14 +96,23 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an error; `__str__` is the user's code and may raise too."""
+    try:
+        return str(error)
+    except BaseException as raised:  # noqa: BLE001 - anything
+        return f"(no text: its __str__ raised {type(raised).__name__})"
+
+
 def describe_error(error: BaseException) -> str:
     """Type and message of an error, and the last line of the user's code in its traceback."""
     if isinstance(error, CarpoolError):
-        return str(error)
+        return shortened(str(error), _MAX_SHOWN)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FILES)] or frames
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
+    text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+    return f"{shortened(text, _MAX_SHOWN)}{place}"
 
 
 def format_for_log(error: BaseException) -> str:

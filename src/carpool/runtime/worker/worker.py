@@ -131,7 +131,7 @@ class Worker:
             return
         except (Closed, LeaveRequested, StateLost, ProtocolError):
             raise
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - user code may raise anything
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything, KeyboardInterrupt too
             traceback.print_exc()  # to the job's log; its story gets one line
             self._report_failure(raised)
         release_memory(self._trainer)  # here the traceback no longer holds the failed step's tensors
