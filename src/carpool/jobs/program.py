@@ -19,7 +19,7 @@ class Program:
     args: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[Uncut, ...] = ()  # any program: placed, not elastic
     folder: Uncut = ""  # working folder; entries and relative paths are looked up from here
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Uncut] = field(default_factory=dict)
     metrics: tuple[Uncut, ...] = ()  # TensorBoard event files of a command, as patterns relative to `folder`
     resumable: bool = False  # a command that continues from its own files when it is started again
     progress: Uncut = ""  # regular expression that finds step, total, loss and epoch in a command's output
