@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,8 +122,17 @@ def namespaces(rate: str) -> Iterator[None]:
                 run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", f"cp{number}", "root", "tbf", *limit)
         yield
     finally:
-        for name in NAMES:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        remove_namespaces()
+
+
+def remove_namespaces() -> None:
+    """Kill what still runs in the namespaces, and delete them."""
+    for name in NAMES:
+        listed = subprocess.run(["ip", "netns", "pids", name], check=False, capture_output=True, text=True).stdout
+        for pid in map(int, listed.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 def there(number: int) -> list[str]:
@@ -220,13 +230,16 @@ def main() -> int:
     parser.add_argument("--realtime", action="store_true", help="real-time priority for both")
     parser.add_argument("--exact", action="store_true", help="carpool's exact mode")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are deleted
     results: dict[str, Any] = {"asked": MOST, **vars(options), "carpool_step_s": [], "ddp_step_s": []}
     with tempfile.TemporaryDirectory() as parent, namespaces(options.rate):
         (Path(parent) / "code").mkdir()
         contest = Contest(Path(parent) / "code", options)
         with contest.agents():
             for _ in range(options.repeats):
+                print("DDP", flush=True)
                 results["ddp_step_s"].append(contest.ddp())
+                print("carpool", flush=True)
                 results["carpool_step_s"].append(contest.carpool())
                 pairs = zip(results["carpool_step_s"], results["ddp_step_s"], strict=True)
                 results["ratio"] = round(statistics.median(ours / theirs for ours, theirs in pairs), 3)

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -127,3 +128,26 @@ def test_exact_mode_equals_one_process_bitwise_and_survives_a_killed_peer(
 def test_default_mode_is_equal_on_all_ranks(context: ForkServerContext, store: TCPStore) -> None:
     (_, _, first), (_, _, second) = train_all(context, store, [(1, 1)], exact=False)
     assert first == second
+
+
+class LateWork:
+    """A collective that ends just after a wait for it has timed out."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error, self.waits = error, 0
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self.waits += 1
+        if timeout is not None or self.error:
+            raise RuntimeError(self.error or "timed out")
+
+    def is_completed(self) -> bool:
+        return self.waits > 0
+
+
+def test_a_collective_that_ends_just_after_a_timeout_counts() -> None:
+    trained = trainer(exact=False)
+    reducer = ProcessGroupReducer(None, 0, owned((1, 1)), trained.layout, exact=False)
+    reducer._wait(LateWork())
+    with pytest.raises(PeerLost, match="reset"):
+        reducer._wait(LateWork("reset"))

@@ -14,6 +14,7 @@ Groups use gloo, which sends tensors in host memory.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -128,15 +129,16 @@ class ProcessGroupReducer:
 
     def _wait(self, work: Any) -> None:
         """Wait for a collective; blocked most of the time, because a loop would take the core from gloo's threads."""
-        while True:
-            try:
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # a timeout, or the error that the last call below raises again
                 work.wait(_POLL)
                 return
-            except RuntimeError as error:
-                if work.is_completed():
-                    raise PeerLost(f"a peer is lost: {_first_line(error)}") from error
-            if self._is_aborted():
+            if not work.is_completed() and self._is_aborted():
                 raise PeerLost("the step was aborted while waiting for a peer")
+        try:  # it may have succeeded just after a timeout
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLost(f"a peer is lost: {_first_line(error)}") from error
 
 
 def _on_host(contribution: Contribution) -> Contribution:

@@ -57,6 +57,7 @@ from carpool.runtime.process.protocol import (
 from carpool.runtime.process.shared_memory import StepCounter
 from carpool.runtime.process.worker_setup import done_message, ready_message
 from carpool.runtime.reduce.param_exchange import ParamExchange
+from carpool.runtime.reduce.process_group_reducer import PeerLost
 from carpool.runtime.reduce.reducer import Reducer, StepAborted
 from carpool.runtime.reduce.sync_batchnorm import SyncBatchNorms
 from carpool.runtime.sharing.turn_token import TurnToken, TurnTokens
@@ -69,6 +70,7 @@ from carpool.runtime.worker.rank_context import GroupJoiner, RankContext
 from carpool.runtime.worker.step_grants import StepGrants
 
 _RETRY_S = 2.0  # between attempts to write a final state
+_ORDERS_S = 15.0  # for orders after a peer is lost: longer than an executor takes to notice the loss of a machine
 _FENCED_POLL_S = 0.1  # between looks at a lease that has ended
 
 
@@ -235,10 +237,26 @@ class Worker:
         """Make a step together with other ranks; None: it was aborted by new orders, which are handled."""
         try:
             return self._reduced_step(step, context, reducer)
+        except PeerLost as error:
+            self._await_orders(context, error)
         except StepAborted:
             while self._context is context:
                 self._handle_next()
-            return None
+        return None
+
+    def _await_orders(self, context: RankContext, lost: PeerLost) -> None:
+        """Handle the orders that follow the loss of a peer; if none end the epoch in time, exit, so that it is retried.
+
+        The executor notices a dead process or machine by itself, but not a connection that only two workers had.
+        """
+        until = time.monotonic() + _ORDERS_S * (2 if context.proceed.rank == 0 else 1)  # one rank keeps the state
+        while self._context is context:
+            if self._deferred:
+                self._handle_next()
+            elif (received := self._channel.receive(max(0.0, until - time.monotonic()))) is not None:
+                self._handle(received)
+            else:
+                raise StateLost(str(lost)) from lost
 
     def _reduced_step(self, step: Step, context: RankContext, reducer: Reducer) -> StepSums | None:
         """Contribute to a step, wait for `Apply`, and update the weights; None: new orders ended the step."""
