@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from carpool.cli.main import run
+from carpool.core.errors import InputError
 from carpool.policies.registry import parse_policy
 
 MINE = """
@@ -50,3 +51,9 @@ def test_a_class_that_cannot_be_used_is_bad_input(
     trace = ["--trace", str(file.parent / "jobs.csv"), "--cluster", "1x1xV100"]
     assert run(["simulate", *trace, "--policy", f"{file}{words}"]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["nan", "-NaN"])
+def test_a_parameter_is_not_nan(value: str) -> None:
+    with pytest.raises(InputError, match="is not a number"):
+        parse_policy(f"carpool:patience_s={value}")

@@ -18,8 +18,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file; InputError if it cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Name an existing file.") from None
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}"
+        raise InputError(problem, where=str(path), way_out="Name a TOML file.") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"is not TOML: {error}", where=str(path), way_out="Fix that line.") from None
 

@@ -203,7 +203,10 @@ def _convert(hint: Any, value: str, where: str) -> Any:
         return value
     if hint in (int, float):
         try:
-            return hint(value)
+            number = hint(value)
+            if number != number:  # NaN compares with nothing
+                raise ValueError
+            return number
         except ValueError:
             kind = "a whole number" if hint is int else "a number"
             raise InputError(f"{value!r} is not {kind}", where=where) from None
