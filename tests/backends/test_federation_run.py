@@ -286,7 +286,7 @@ def test_tasks_that_cannot_train_fail_and_the_others_do_not(tmp_path: Path, run:
 class HostileDevices:
     """Devices that answer at once, each with its own fault; in place of processes."""
 
-    NAMES = ("good", "nan", "shape", "large", "junk", "twice", "stale", "silent", "broken")
+    NAMES = ("good", "nan", "shape", "large", "junk", "twice", "stale", "silent", "broken", "without", "invented")
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
@@ -306,8 +306,14 @@ class HostileDevices:
         result = TaskResult(work.task, work.round, work.samples, 1, 0.1, len(data), outcome="accepted")._asdict()
         if order.device == "broken":
             result["samples"] = "many"
-        answers = [TasksDone(order.cycle, (result,), 0.1)] * (2 if order.device == "twice" else 1)
-        found: list[Event] = [(order.device, Received(each, (memory_file_of(data, "update"),))) for each in answers]
+        if order.device == "invented":
+            result["outcome"] = "splendid"
+        files = [] if order.device == "without" else [data]
+        if order.device == "twice":
+            files.append(encode_weights({**arrays, "0.bias": arrays["0.bias"] + 100}))  # with other weights
+        done = TasksDone(order.cycle, (result,), 0.1)
+        found: list[Event] = [(order.device, Received(done, (memory_file_of(each, "update"),))) for each in files]
+        found = found or [(order.device, Received(done, ()))]
         if order.device == "stale":
             found, self._late = self._late, found  # it answers one cycle late
         for event in found if order.device != "silent" else ():
@@ -345,7 +351,12 @@ def test_every_hostile_update_has_its_outcome_and_the_good_ones_count(tmp_path: 
         ("junk", Outcome.UNREADABLE),
         ("twice", Outcome.DUPLICATE),
         ("stale", Outcome.STALE),
+        ("without", Outcome.UNREADABLE),
+        ("invented", Outcome.FAILED),
     }
+    model = FederationStore(tmp_path / "run").load_model(TaskName("a"), ())
+    assert model is not None
+    assert np.abs(model.weights["0.bias"]).max() < 10  # the first of two updates counts, not the second
     used = {order.devices for record in records for order in record.orders if isinstance(order, Aggregate)}
     assert used == {("good", "twice")}
     missing = [order.missing for record in records for order in record.orders if isinstance(order, CloseCycle)]

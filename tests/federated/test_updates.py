@@ -70,6 +70,21 @@ def test_a_compressed_update_is_not_unpacked() -> None:
     assert check_encoded(stream.getvalue(), BASE, Limits()).outcome is Outcome.UNREADABLE
 
 
+@pytest.mark.parametrize("shape", [(1 << 40,), (-1,), (1 << 20, 1 << 20, 1 << 20), (3,)])
+def test_an_array_must_have_the_bytes_that_its_header_claims(shape: tuple[int, ...]) -> None:
+    header, stream = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("weight.npy", header.getvalue() + bytes(8))
+    assert check_encoded(stream.getvalue(), BASE, Limits()).outcome is Outcome.UNREADABLE
+
+
+def test_counters_that_cannot_be_averaged_are_refused() -> None:
+    base = {"steps": np.array(3)}
+    assert check_update({"steps": np.array(5)}, base, Limits()).outcome is Outcome.ACCEPTED
+    assert check_update({"steps": np.array(-(1 << 60))}, base, Limits()).outcome is Outcome.NORM_EXCEEDED
+
+
 @given(st.binary(max_size=200))
 def test_junk_is_unreadable(data: bytes) -> None:
     assert check_encoded(data, BASE, Limits()).outcome is Outcome.UNREADABLE

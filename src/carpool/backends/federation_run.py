@@ -110,6 +110,7 @@ class FederationRun:
         self._evaluating = 0
         self._started_at = 0.0  # of the event loop's clock
         self._later: list[_Report] = []
+        self._stored: set[tuple[int, DeviceName, TaskName]] = set()  # updates of this run that passed the checks
         self._num_events = 0
         self.coordinator: Coordinator
 
@@ -268,14 +269,19 @@ class FederationRun:
 
     def _checked(self, device: DeviceName, cycle: int, result: TaskResult, fd: int | None) -> TaskResult:
         """The result with the outcome of its checks; an update that passes them is stored before it is reported."""
-        model = self._models.get(result.task)
-        if fd is None or model is None or result.round != model.rounds or result.outcome != Outcome.ACCEPTED:
+        model, key = self._models.get(result.task), (cycle, device, result.task)
+        if model is None or result.round != model.rounds or result.outcome != Outcome.ACCEPTED or not result.steps:
+            return result
+        if fd is None:
+            return result._replace(outcome=Outcome.UNREADABLE, detail="no weights came with the result")
+        if key in self._stored:  # the coordinator refuses it; what was accepted must not be replaced
             return result
         limits = self._tasks[result.task].limits
         data = read_memory_file(fd, max_update_bytes(model.weights, limits))
         checked = check_encoded(data, model.weights, limits)
         if checked.outcome is Outcome.ACCEPTED:
             self._store.save_update(cycle, device, result.task, data)
+            self._stored.add(key)
         return result._replace(outcome=checked.outcome, detail=checked.detail)
 
     def _on_evaluated(self, evaluated: TaskEvaluated) -> tuple[float, list[Fact]]:
@@ -300,6 +306,7 @@ class FederationRun:
                     self._evaluate(order.task)
         if cycle:
             self._store.drop_updates(cycle + 1)
+            self._stored = {key for key in self._stored if key[0] > cycle}
 
     def _start_work(self, order: StartWork) -> None:
         self._devices.run(order, [encode_weights(self._models[work.task].weights) for work in order.work])

@@ -293,7 +293,7 @@ def _outcome_of_result(ordered: Mapping[TaskName, Work], used: Sequence[TaskResu
         return Outcome.NOT_ORDERED
     if any(each.task == result.task for each in used):
         return Outcome.DUPLICATE
-    outcome = Outcome(result.outcome)
+    outcome = Outcome(result.outcome) if result.outcome in set(Outcome) else Outcome.FAILED
     if outcome is Outcome.ACCEPTED and result.samples > work.samples:
         return Outcome.INFLATED
     if outcome is Outcome.ACCEPTED and not (result.steps and result.samples):

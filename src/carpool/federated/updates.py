@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
 import zipfile
 from collections.abc import Mapping
-from math import isfinite, sqrt
+from math import isfinite, prod, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from carpool.federated.messages import Outcome
 Array = NDArray[Any]
 Weights = Mapping[str, Array]
 
+_MAX_COUNTER = 1 << 53  # integers up to here are exact in the float64 sums of an aggregation
 _OVERHEAD_BYTES = 1 << 10  # of the encoding, per array
 
 
@@ -42,18 +44,32 @@ def encode_weights(weights: Weights) -> bytes:
 
 
 def decode_weights(data: bytes) -> dict[str, Array]:
-    """The inverse of `encode_weights`; ValueError for anything else."""
+    """The inverse of `encode_weights`; ValueError for anything else. Memory is at most that of the data."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(item.file_size for item in archive.infolist()) > len(data):
+            items = archive.infolist()
+            if any(item.compress_type != zipfile.ZIP_STORED for item in items):
                 raise ValueError("the archive is compressed")
-            found = {}
-            for name in archive.namelist():
-                with archive.open(name) as stream:
-                    found[name.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
-            return found
+            if sum(item.file_size for item in items) > len(data):
+                raise ValueError("the archive claims more bytes than it has")
+            return {item.filename.removesuffix(".npy"): _decode_array(archive.read(item)) for item in items}
     except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError, TypeError) as error:
         raise ValueError(str(error)) from error
+    except (struct.error, OverflowError, MemoryError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _decode_array(data: bytes) -> Array:
+    """An array in ``.npy`` format whose header claims exactly the bytes that follow it."""
+    stream = io.BytesIO(data)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("an array is not in version 1.0 of the .npy format")
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    size = len(data) - stream.tell()
+    if dtype.hasobject or min(shape, default=1) < 0 or prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"an array claims shape {shape} of {dtype} and has {size} bytes")
+    flat = np.frombuffer(data, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if is_fortran else "C").copy()
 
 
 def max_update_bytes(weights: Weights, limits: Limits) -> int:
@@ -94,6 +110,8 @@ def check_update(weights: Weights, base: Weights, limits: Limits) -> Checked:
                 is_finite = np.isfinite(new).all()
                 return Checked(Outcome.NORM_EXCEEDED if is_finite else Outcome.NOT_FINITE, name)
             total += squared
+        elif new.dtype.kind in "iu" and bool(((new > _MAX_COUNTER) | (new < -_MAX_COUNTER)).any()):
+            return Checked(Outcome.NORM_EXCEEDED, f"{name} has values beyond 2**53, which cannot be averaged")
     if limits.norm and sqrt(total) > limits.norm:
         return Checked(Outcome.NORM_EXCEEDED, f"norm {sqrt(total):g}, at most {limits.norm:g}")
     return Checked(Outcome.ACCEPTED, weights=weights)

@@ -8,6 +8,7 @@ once even if several nodes get the same weights.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ def unpacked(content: RecordDict) -> tuple[dict[str, Any], list[bytes], dict[str
 @client_app.train()
 def relay_to_device(message: Message, context: Context) -> Message:
     """Pass a message on to the device of this node, and its answer back."""
-    stamps = {"client_app_started": time.time()}
+    stamps = {"client_app_created": _created_at(), "client_app_started": time.time()}
     asked, files, _ = unpacked(message.content)
     stamps["client_app_received"] = time.time()
     channel = connect(str(context.node_config[SOCKET_KEY]))
@@ -73,8 +74,14 @@ def relay_to_device(message: Message, context: Context) -> Message:
     close_all(fds)
     received = _answer(channel)
     answers = [read_memory_file(fd) for fd in received.fds]
-    stamps["device_answered"] = time.time()
+    stamps |= {"device_answered": time.time(), "client_app_cpu_s": time.process_time()}
     return Message(packed(json.loads(encode(received.message)), answers, stamps), reply_to=message)
+
+
+def _created_at() -> float:
+    """When this process was created."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _answer(channel: Channel) -> Received:

@@ -10,7 +10,7 @@ from pathlib import Path
 from carpool.backends.flower.device_host import DeviceHost
 from carpool.backends.flower.devices import FlowerDevices
 from carpool.backends.flower.processes import FlowerProcesses, Security
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import InputError
 from carpool.federated.federation_file import FederatedDevice, FederationFile
 from carpool.runtime.compat.process_lifetime import wait_for_exit
 from carpool.runtime.process.forkserver import ForkServer
@@ -68,4 +68,15 @@ async def serve_device(
         await _start_device(stack, file, device, forks, processes, superlink, security)
         (node,) = processes.children.values()
         await wait_for_exit(node)
-        raise CarpoolError(f"the SuperNode ended with code {node.returncode}; see {folder}/supernode-{name}.log")
+        log = folder / f"supernode-{name}.log"
+        raise InputError(
+            f"the SuperNode of {name} ended with code {node.returncode}{_reason_in(log.read_text(errors='replace'))}",
+            way_out=f"Check address, --root-certificates and that the key of --node-key is registered; see {log}.",
+        )
+
+
+def _reason_in(log: str) -> str:
+    """The lines of Flower's last error message, or nothing."""
+    _, found, rest = log.rpartition("Exit Code: ")
+    lines = rest.partition("\n\n")[0].splitlines()[1:] if found else []
+    return f": {' '.join(line.strip() for line in lines)}" if lines else ""
