@@ -27,7 +27,7 @@ WorkerKey = tuple[str, int]
 TIMEOUT_S = 20.0  # for all entries together, once torch is imported
 _REPEATS_SHARE = 0.25  # of it, in which an entry is also called with the arguments of further jobs: sweeps may be long
 _COPY_BYTES = 1 << 20
-_DIED = "the process that called its entry ended, twice: by os._exit, a signal or for want of memory"
+_DIED = "the process that called its entry ended, twice: by os._exit, a signal or out of memory"
 _NO_JOB = ""  # in the key of a checking process; its number is negative, unlike that of a prewarmed process
 
 
