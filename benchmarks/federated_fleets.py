@@ -13,11 +13,11 @@ import asyncio
 import statistics
 from typing import Any
 
-from federated import measure
 from measured import ROOT, save
 
 from carpool.backends.federation_run import fork_server
 from carpool.federated.federation_file import parse_federation
+from federated import measure
 
 ENTRIES: tuple[dict[str, Any], ...] = (
     {"entry": "digits.py:mlp"},
