@@ -383,10 +383,19 @@ def test_an_entry_that_raises_is_bad_input(tmp_path: Path, run: Runs) -> None:
         run(federation(tmp_path, [{"name": "a", "entry": "entries.py:no_entry"}]), tmp_path / "run")
 
 
-def test_too_few_devices_are_bad_input(tmp_path: Path, run: Runs) -> None:
-    file = federation(tmp_path, [{"name": "a", "entry": "entries.py:make"}], min_devices=3)
-    with pytest.raises(InputError, match="3 needed"):
-        run(file, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("device", "task", "problem"),
+    [
+        ({"device": "cuda:99"}, {}, "cuda:99, and torch sees"),
+        ({"slowdown": 1}, {"target": "acuracy >= 0.9"}, "'acuracy', and its evaluate returns accuracy"),
+    ],
+)
+def test_what_only_devices_can_tell_is_bad_input(
+    tmp_path: Path, run: Runs, device: dict[str, Any], task: dict[str, Any], problem: str
+) -> None:
+    tasks = [{"name": "a", "entry": "entries.py:make", **task}]
+    with pytest.raises(InputError, match=problem):
+        run(federation(tmp_path, tasks, device=[{"name": "one", **device}]), tmp_path / "run")
 
 
 def test_real_devices_run_at_once(tmp_path: Path, run: Runs) -> None:

@@ -67,6 +67,13 @@ def test_a_federation_is_run_compared_and_not_run_twice(tmp_path: Path, capsys: 
         ("partition", 'target = "error < 1"\npartition'),
         ("partition", "max_update = -1\npartition"),
         ("[[device]]", "[[device]]\nname = 'device-0'\n[[device]]"),
+        ("[[device]]", "[[device]]\ndevice = 'tpu'\n[[device]]"),
+        ("sizes = [3, 1]", "sizes = [3, 1, 1]"),
+        ("partition", "min_updates = 3\npartition"),
+        ("partition", "betas = [0.9, 1]\npartition"),
+        ("rounds = 3", "min_devices = 3"),
+        ("rounds = 3", "epochs_range = [4, 1]"),
+        ("rounds = 3", "levels = []"),
     ],
 )
 def test_bad_files_are_bad_input(tmp_path: Path, old: str, new: str) -> None:

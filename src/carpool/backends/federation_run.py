@@ -289,6 +289,13 @@ class FederationRun:
         if evaluated.error:
             raise InputError(f"evaluate of task {evaluated.task!r} raised {evaluated.error}")
         name = TaskName(evaluated.task)
+        target = self._tasks[name].target
+        if target is not None and target.metric not in evaluated.metrics:
+            known = ", ".join(sorted(evaluated.metrics)) or "nothing"
+            raise InputError(
+                f"target of task {name!r} is about {target.metric!r}, and its evaluate returns {known}",
+                way_out="Name a metric that evaluate returns.",
+            )
         self._metrics[name].append((evaluated.rounds, dict(evaluated.metrics)))
         return self._now(), [Evaluated(name, evaluated.rounds, dict(evaluated.metrics))]
 

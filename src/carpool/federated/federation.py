@@ -81,6 +81,8 @@ class Task:
     def __post_init__(self) -> None:
         _known("algorithm", self.algorithm, ALGORITHMS)
         _known("weighting", self.weighting, WEIGHTINGS)
+        if max(self.betas) >= 1.0:
+            raise InputError(f"betas of task {self.name!r} is {list(self.betas)}", way_out="Give numbers below 1.")
         if self.batch_range is not None and not self.batch_range[0] <= self.batch_size <= self.batch_range[1]:
             raise InputError(
                 f"batch_size {self.batch_size} of task {self.name!r} is not in batch_range {self.batch_range}"
@@ -119,6 +121,10 @@ class Federation:
     def __post_init__(self) -> None:
         _known("plan", self.plan, PLANS)
         names = [task.name for task in self.tasks]
+        if self.epochs_range[0] > self.epochs_range[1]:
+            raise InputError(f"epochs_range is {list(self.epochs_range)}", way_out="Give the smaller number first.")
+        if not self.levels or not all(0.0 < level <= 1.0 for level in self.levels):
+            raise InputError(f"levels is {list(self.levels)}", way_out="Give shares above 0, up to 1.")
         if not names or len(set(names)) < len(names):
             raise InputError(f"tasks are {names}", way_out="Give at least one task; each needs a name of its own.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -110,8 +111,24 @@ def parse_federation(data: Mapping[str, Any], folder: Path, where: str) -> Feder
         if "batch_size" in given or task.whole_epochs:
             sized.add(task.name)
     values = {key: data[key] for key in _FEDERATION_KEYS if key in data}
-    federation = _decoded(Federation, {**values, "tasks": tuple(tasks)}, where)
-    return FederationFile(federation, programs, _devices(data, where), frozenset(sized))
+    federation, devices = _decoded(Federation, {**values, "tasks": tuple(tasks)}, where), _devices(data, where)
+    file = FederationFile(federation, programs, devices, frozenset(sized))
+    _check_counts(file, where)
+    return file
+
+
+def _check_counts(file: FederationFile, where: str) -> None:
+    """InputError for numbers that these devices can never satisfy."""
+    count, federation = len(file.devices), file.federation
+    wanted = {"min_devices": federation.min_devices}
+    wanted |= {f"task {task.name!r}: min_updates": task.min_updates for task in federation.tasks}
+    for key, value in wanted.items():
+        if value > count:
+            raise InputError(f"{key} is {value}, and there are {count} devices", where=where, way_out="Lower it.")
+    for name, program in file.programs.items():
+        if program.partition.sizes and len(program.partition.sizes) != count:
+            problem = f"task {name!r}: sizes has {len(program.partition.sizes)} values for {count} devices"
+            raise InputError(problem, where=where, way_out="Give one per device.")
 
 
 def _task(table: Table) -> Task:
@@ -169,7 +186,7 @@ def _devices(data: Mapping[str, Any], where: str) -> tuple[FederatedDevice, ...]
         count, base = table.whole("count", 1, most=_MAX_DEVICES), table.text("name") or f"device-{place}"
         names = [base] if "count" not in table.values else [f"{base}-{number}" for number in range(count)]
         slowdown = table.number("slowdown", 1.0) if "slowdown" in table.values else 0.0
-        found += [FederatedDevice(DeviceName(name), table.text("device") or "cpu", slowdown) for name in names]
+        found += [FederatedDevice(DeviceName(name), _device_type(table), slowdown) for name in names]
     names = [device.name for device in found]
     if len(set(names)) < len(names):
         raise InputError(f"device names are {names}", where=where, way_out="Give each device a name of its own.")
@@ -180,10 +197,17 @@ def _devices(data: Mapping[str, Any], where: str) -> tuple[FederatedDevice, ...]
     return tuple(found)
 
 
+def _device_type(table: Table) -> str:
+    given = table.text("device") or "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", given):
+        raise InputError(f"device is {given!r}", where=table.where, way_out="Write 'cpu', 'cuda' or 'cuda:0'.")
+    return given
+
+
 def _decoded(kind: type[_T], values: Mapping[str, Any], where: str) -> _T:
     try:
         return decode_fields(kind, values)
     except InvalidField as error:
-        raise InputError(str(error), where=where) from None
+        raise InputError(str(error).removeprefix(f"{kind.__name__}."), where=where) from None
     except InputError as error:
         raise InputError(error.problem, where=where, way_out=error.way_out) from None

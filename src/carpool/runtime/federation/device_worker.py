@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from carpool.core.errors import InputError
 from carpool.federated.messages import Outcome, TaskResult, Work
 from carpool.federated.updates import Weights, decode_weights, encode_weights
 from carpool.jobs.program import Program
@@ -45,10 +46,10 @@ _TIMED_STEPS = 3  # of each task before the first cycle; the first is not counte
 
 def host_tasks(channel: Channel, host: HostTasks) -> int:
     """Serve one device, or the server, of a federation until its channel ends; the exit code."""
-    _configure(host)
     Heartbeat(channel, host.heartbeat_s).start()
     worker: _Device | _Server = _Server(channel, host) if host.part is None else _Device(channel, host)
     try:
+        _configure(host)
         worker.load()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
         channel.send(TasksReady(error=describe_error(error)))
@@ -73,6 +74,9 @@ def _configure(host: HostTasks) -> None:
         os.sched_setaffinity(0, host.cores)
     torch.set_num_threads(host.threads)
     if host.device.startswith("cuda"):
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (torch.device(host.device).index or 0) >= count:
+            raise InputError(f"device {host.name} is {host.device}, and torch sees {count} GPUs", way_out="Use 'cpu'.")
         torch.cuda.set_device(torch.device(host.device))
 
 
