@@ -44,10 +44,11 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, JobId, JobSpec, Kind, NodeId, Share
 from carpool.core.topology import Bank, Cluster, Link, Node
+from carpool.core.typed_fields import printable
 from carpool.testing.strategies import mixed_clusters
 
-# Any text at all, halves of characters and odd line ends included: errors come from other people's programs.
-texts = st.text(st.characters(), max_size=8)
+# Any text as the decoder leaves it: control characters and lone surrogates are escapes by then.
+texts = st.text(st.characters(), max_size=8).map(printable)
 names = texts.map(JobId)
 floats = st.floats(0, 1e9, allow_nan=False)
 counts = st.integers(0, 10**6)

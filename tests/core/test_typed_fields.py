@@ -18,6 +18,7 @@ class Said:
 @given(st.text(st.characters(exclude_categories=())))
 @example("\ud800 \x00 \x1b[2J \u202e")
 @example("x" * (2 * MAX_TEXT))
+@example("\x00" * MAX_TEXT)
 def test_a_text_can_be_printed_and_encoded(text: str) -> None:
     read = decode_fields(Said, {"text": text}).text
     assert all(
@@ -25,6 +26,7 @@ def test_a_text_can_be_printed_and_encoded(text: str) -> None:
     )
     assert not set(read) & set("\x00\x1b\x7f\u202e\ud800")
     read.encode()
+    assert decode_fields(Said, {"text": read}).text == read, "a replayed journal has the same text"
 
 
 def test_ordinary_texts_stay_as_they_are() -> None:

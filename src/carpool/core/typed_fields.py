@@ -160,7 +160,7 @@ def _switch(value: Any) -> bool:
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise _Refused(f"is {shown(value)}; it must be a text")
-    return printable(shortened(value))
+    return shortened(printable(shortened(value)))  # cut first: a job may send a text of any length
 
 
 def _uncut(value: Any) -> str:

@@ -30,7 +30,7 @@ ORDERS: list[Order] = [
     Assign(JOB, Allocation.of(0), 5, Probe(7)),
 ]
 REPORTS: list[Report] = [
-    Facts((AssignApplied(JOB, 1, 2.0), ProgressReported(JOB, 1, 3.0, 0.5, 0.1), JobFailed(JOB, 1, "é \udc80\n"))),
+    Facts((AssignApplied(JOB, 1, 2.0), ProgressReported(JOB, 1, 3.0, 0.5, 0.1), JobFailed(JOB, 1, "é\n"))),
     Sized(JOB, 12, 3, 4),
     Sized(JOB, None, 3, 4, target_loss=0.05, window=5),
     Told(JOB, "text"),

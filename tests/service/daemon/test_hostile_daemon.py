@@ -139,7 +139,7 @@ def test_the_worst_jobs_end_alone_and_the_daemon_starts_again(folder: Path) -> N
         assert "2**53" in errors["huge"]
         assert "total_steps" in errors["steps"]
         assert "steps_per_s" in errors["rate"]
-        assert 60_000 < len(errors["loud"]) < 70_000
+        assert 1_000 < len(errors["loud"]) < 5_000
         assert client.log("files")["next"] >= 0
         assert client.measurements("files") == []
         process.kill()
