@@ -223,8 +223,9 @@ def test_a_job_that_kills_the_executor_of_a_member_twice_is_quarantined(
     async def kill_in_hand_of(daemon: DaemonInstance, job: str) -> None:
         before, life = done(daemon, job), daemon.store.mark.of("left").life
         await until(daemon, lambda: done(daemon, job) > before)
-        JobMarker(left.state / "executor" / "job").set(JobId(job))
         assert left.executor_pid is not None
+        os.kill(left.executor_pid, signal.SIGSTOP)  # otherwise it may replace the marker before it is killed
+        JobMarker(left.state / "executor" / "job").set(JobId(job))
         os.kill(left.executor_pid, signal.SIGKILL)
         await until(daemon, lambda: daemon.store.mark.of("left").life != life and not has_lost(daemon))
 
