@@ -142,3 +142,37 @@ def test_a_log_that_grows_while_it_is_fetched_arrives_once(tmp_path: Path) -> No
     next_daemon = JobTransfer(tmp_path / "here", files, CodeArchives(tmp_path / "here"), continues=True)
     asyncio.run(next_daemon.fetch(JOB))
     assert here.read_bytes() == log.read_bytes(), "the next daemon goes on where this one ended"
+
+
+def test_the_newest_mirror_is_fetched_kept_until_a_newer_state_is_here_and_resumed_from(tmp_path: Path) -> None:
+    def names(place: str) -> list[str]:
+        return sorted(path.name for path in JobFolder(tmp_path / place, JOB).checkpoints.iterdir())
+
+    async def main() -> None:
+        now = [0.0]
+        files = JobTransfer(
+            tmp_path / "here",
+            NearFiles(tmp_path / "there", lambda do: now.__setitem__(0, now[0] + (do == "read"))),  # each takes 1 s
+            CodeArchives(tmp_path / "here"),
+            clock=lambda: now[0],
+        )
+        write(tmp_path / "there", NAME, b"ten")
+        write(tmp_path / "there", "checkpoints/mirror-000000009.ckpt", b"nine")
+        await files.fetch(JOB)
+        assert names("here") == ["step-000000010.ckpt"], "an older mirror is of no use"
+        write(tmp_path / "there", "checkpoints/mirror-000000012.ckpt", b"twelve")
+        await files.fetch(JOB)
+        write(tmp_path / "there", "checkpoints/mirror-000000013.ckpt", b"thirteen")
+        await files.fetch(JOB)
+        assert names("here") == ["mirror-000000012.ckpt", "step-000000010.ckpt"], "one a second is too many"
+        now[0] += 100.0
+        await files.fetch(JOB)
+        assert names("here") == ["mirror-000000013.ckpt", "step-000000010.ckpt"]
+        await files._send_checkpoints(JOB, resume=True)
+        assert names("there") == ["mirror-000000013.ckpt", "step-000000010.ckpt"]
+        assert [copy.step for copy in JobFolder(tmp_path / "there", JOB).state_copies()] == [10, 13]
+        write(tmp_path / "there", "checkpoints/step-000000014.ckpt", b"fourteen")
+        await files.fetch(JOB)
+        assert names("here") == ["step-000000010.ckpt", "step-000000014.ckpt"]
+
+    asyncio.run(main())

@@ -57,6 +57,14 @@ class RayletCluster:
         """Kill a raylet with SIGKILL."""
         self._ask(f"kill {node}")
 
+    def leave_zombie(self, node: str) -> None:
+        """Kill a raylet with SIGKILL and do not reap it: its process number stays in use."""
+        self._ask(f"zombie {node}")
+
+    def restart_head(self) -> None:
+        """Kill the head's control service with SIGKILL, start it again, and two raylets that join it."""
+        self._ask("head")
+
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -96,6 +104,17 @@ def _serve_cluster() -> None:
             added = cluster.add_node(**size, **few)
             nodes[added.node_id] = added
             answer(added.node_id)
+        elif what == "zombie":
+            (raylet,) = nodes[node].all_processes["raylet"]
+            os.kill(raylet.process.pid, signal.SIGKILL)
+            answer("killed")
+        elif what == "head":
+            cluster.head_node.kill_gcs_server(check_alive=False)
+            cluster.head_node.start_gcs_server()
+            for _ in range(2):
+                added = cluster.add_node(**size, **few)
+                nodes[added.node_id] = added
+            answer("restarted")
         else:
             cluster.remove_node(nodes.pop(node), allow_graceful=False)
             answer("killed")

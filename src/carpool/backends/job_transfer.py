@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from carpool.runtime.remote.remote_link import FileChanged, RemoteFiles, Status
 _LOG = "log"
 _LOG_END = ".log.fetched"  # how much of the member's log is here, for the next daemon
 _CHECKPOINTS = "checkpoints"
+_STATE = re.compile(rf"{_CHECKPOINTS}/(step|mirror)-(\d+)\.ckpt")
+_REST_SHARE = 9.0  # of the time that a mirror took, before the next one is fetched: the links are for gradients, too
 
 
 class CodeArchives:
@@ -38,11 +42,21 @@ class CodeArchives:
 class JobTransfer:
     """Files of the jobs between this machine's state folder and one member."""
 
-    def __init__(self, state: Path, files: RemoteFiles, codes: CodeArchives, *, continues: bool = False) -> None:
+    def __init__(
+        self,
+        state: Path,
+        files: RemoteFiles,
+        codes: CodeArchives,
+        *,
+        continues: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._state = state
         self._continues = continues  # what an earlier daemon began to fetch
         self._files = files
         self._codes = codes
+        self._clock = clock
+        self._mirrors_from: dict[JobId, float] = {}  # when the next mirror of a job may be fetched
         self._seen: dict[tuple[JobId, str], Status] = {}  # what was fetched
         self._log_ends: dict[JobId, int] = {}  # bytes of each log that were fetched
         self._fetching: dict[JobId, asyncio.Lock] = {}
@@ -88,7 +102,10 @@ class JobTransfer:
         async with self._fetching.setdefault(job, asyncio.Lock()):
             folder = JobFolder(self._state, job).path
             there = await self._files.list_files(job)
+            skipped = self._unwanted_mirrors(job, there)
             for name, status in sorted(there.items()):
+                if name in skipped:
+                    continue
                 if name == _LOG:
                     await self._fetch_log(job, folder / name, status[0])
                 elif self._seen.get((job, name)) != status and await self._fetch_file(job, name, folder / name, status):
@@ -111,10 +128,15 @@ class JobTransfer:
                 self._log_ends[job] = start
         end_file.write_text(str(start), encoding="ascii")
 
+    def _unwanted_mirrors(self, job: JobId, there: Iterable[str]) -> set[str]:
+        """Copies of mirrors that are older than a checkpoint, or all while the last one has just been fetched."""
+        saved, is_early = _newest(there, "step"), self._clock() < self._mirrors_from.get(job, 0.0)
+        return {name for name, (kind, step) in _states(there) if kind == "mirror" and (is_early or step <= saved)}
+
     async def _fetch_file(self, job: JobId, name: str, path: Path, status: Status) -> bool:
         """Fetch a file whole; False if the job has replaced or deleted it meanwhile."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.part")
+        draft, began = path.with_name(f".{path.name}.part"), self._clock()
         try:
             with draft.open("wb") as file:
                 async for chunk in self._files.read(job, name, status=status):
@@ -123,6 +145,8 @@ class JobTransfer:
             draft.unlink(missing_ok=True)
             return False
         draft.replace(path)
+        if path.name.startswith("mirror-"):
+            self._mirrors_from[job] = self._clock() + (self._clock() - began) * _REST_SHARE
         return True
 
     async def drop(self, job: JobId) -> None:
@@ -152,13 +176,24 @@ def _read_number(path: Path) -> int:
 def _resumable(folder: Path) -> list[Path]:
     """The files that a job needs to resume."""
     records = [folder / "cuts.jsonl", folder / "splits.jsonl"]
-    return [*filter(Path.is_file, records), *sorted((folder / _CHECKPOINTS).glob("[sb]*.ckpt"))]
+    return [*filter(Path.is_file, records), *sorted((folder / _CHECKPOINTS).glob("[bms]*.ckpt"))]
 
 
 def _drop_older(folder: Path, there: Mapping[str, object]) -> None:
-    """Delete checkpoints that the member has replaced by newer ones."""
-    newest = max((name for name in there if name.startswith(f"{_CHECKPOINTS}/step-")), default="")
-    for path in (folder / _CHECKPOINTS).glob("step-*.ckpt"):
-        name = path.relative_to(folder).as_posix()
-        if name not in there and name < newest:
-            path.unlink(missing_ok=True)
+    """Delete checkpoints that the member has replaced by newer ones, and mirrors that newer states replace."""
+    here = [path.relative_to(folder).as_posix() for path in (folder / _CHECKPOINTS).glob("*.ckpt")]
+    saved, mirrored = _newest(here, "step"), _newest(here, "mirror")
+    for name, (kind, step) in _states(here):
+        is_replaced = kind == "step" and name not in there and step < _newest(there, "step")
+        if is_replaced or (kind == "mirror" and (step <= saved or step < mirrored)):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _states(names: Iterable[str]) -> list[tuple[str, tuple[str, int]]]:
+    """Kind and step of the checkpoints and copies of mirrors among files."""
+    return [(name, (match[1], int(match[2]))) for name in names if (match := _STATE.fullmatch(name))]
+
+
+def _newest(names: Iterable[str], kind: str) -> int:
+    """The step of the newest state of a kind; -1 if there is none."""
+    return max((step for _, (each, step) in _states(names) if each == kind), default=-1)

@@ -27,7 +27,7 @@ from carpool.runtime.remote.remote_link import LINK_ERRORS
 from carpool.runtime.remote.remote_worker_stream import Peer
 
 _RETRY_S = 0.2
-_SYNC_S = 2.0  # between fetches of logs and checkpoints of running jobs
+_SYNC_S = 1.0  # between fetches of logs, checkpoints and mirrors of running jobs
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from carpool.runtime.job_state.actions import Send
+from carpool.runtime.job_state.actions import CopyMirror, DropMirror, Mirror, Send
 from carpool.runtime.job_state.state_copies import StateCopies
-from carpool.runtime.job_state.types import JobOptions
+from carpool.runtime.job_state.types import JobOptions, StateCopy
 from carpool.runtime.process.protocol import Publish
 
 
@@ -36,3 +36,22 @@ def test_large_states_are_mirrored_less_often() -> None:
     assert first == 2.0
     assert second - first > 15.0
     assert third - second > 15.0
+
+
+def test_complete_mirrors_are_copied_to_disk_where_another_machine_fetches_them() -> None:
+    for copies_mirrors in (False, True):
+        copies = StateCopies(JobOptions(copies_mirrors=copies_mirrors), ())
+        copies.publish(1)
+        first = copies.on_published(0.0, 1, 10)
+        copies.publish(1)
+        second = copies.on_published(2.0, 1, 20)
+        wanted = [[CopyMirror(Mirror(1))], [CopyMirror(Mirror(2))]] if copies_mirrors else [[], []]
+        assert [first, second] == [wanted[0], [*wanted[1], DropMirror(Mirror(1), reusable=True)]]
+
+
+def test_a_job_resumes_from_the_copy_of_a_mirror_that_counts_as_no_checkpoint() -> None:
+    saved, mirrored = StateCopy(10, path="step"), StateCopy(12, path="mirror", is_mirror_file=True)
+    copies = StateCopies(JobOptions(), (saved, mirrored))
+    assert (copies.step, copies.saved_step) == (12, 10)
+    assert copies.fall_back_from("mirror")
+    assert (copies.step, copies.saved_step) == (10, 10)

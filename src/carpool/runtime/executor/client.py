@@ -44,6 +44,7 @@ _MAX_LINE_BYTES = 1 << 26
 _START_S = 180.0  # importing torch from a cold disk is slow
 _STOP_S = 20.0  # for a stop without checkpoints
 _BEATS = 8  # heartbeats requested within the time after which silence means a hang
+_LEASE_BEAT_S = 0.5  # at most between heartbeats that renew a lease: jobs stand still soon after the last one
 _TIMEOUTS = 2  # in that time: a client that was stopped itself then still finds what came meanwhile
 
 
@@ -175,7 +176,7 @@ class Claim:
             "epoch": self.epoch,
             "life": self.life,
             "after": self.after,
-            "beat_s": self.silence_s / _BEATS,
+            "beat_s": min(self.silence_s / _BEATS, _LEASE_BEAT_S) if self.lease_s else self.silence_s / _BEATS,
             "lease_s": self.lease_s,
             "devices": [asdict(device) for device in self.devices],
             "state": str(self.state),

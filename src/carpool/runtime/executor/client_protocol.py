@@ -35,6 +35,7 @@ class ExecutorOptions:
     """Intervals, timeouts and sharing options of an executor."""
 
     mirror_s: float = 2.0  # between mirrors of a running job
+    copies_mirrors: bool = False  # to disk, for the scheduler of another machine to fetch
     hang_s: float = 10.0  # without a heartbeat, after which a worker is killed
     max_wait_s: float = 1.0  # for a turn on a time-sliced device, whatever the priority of the turn
     quantum_s: float = 0.02  # target duration of a turn

@@ -247,9 +247,9 @@ class Executor:
                 self.workers.run(training, training.machine.suspend(self._clock(), suspended=suspended))
         self._flush()
 
-    def limit_steps(self, until: float) -> None:
-        """Let no training begin a step after an instant of the boot clock; 0: no limit."""
-        self.jobs.limit_steps(until)
+    def limit_steps(self, until: float, across: float = 0.0) -> None:
+        """Let no training begin a step after an instant of the boot clock, another one across nodes; 0: no limit."""
+        self.jobs.limit_steps(until, across)
 
     def freeze(self, *, frozen: bool) -> None:
         """Stop the processes of all commands, also of those started meanwhile, or let them go on."""

@@ -21,7 +21,7 @@ _SCHEMA = 1  # of cuts.jsonl and splits.jsonl
 _MAX_NAME = 255  # NAME_MAX
 _BLOCK_BYTES = 1 << 12  # of file systems
 _MAX_RECORD_BYTES = 1 << 24  # of a file of records
-_CHECKPOINT = re.compile(r"step-(\d{1,15})\.ckpt")
+_CHECKPOINT = re.compile(r"(step|mirror)-(\d{1,15})\.ckpt")
 
 _T = TypeVar("_T", BatchSplit, MicroBatchLimit)
 
@@ -84,13 +84,20 @@ class JobFolder:
         return found
 
     def state_copies(self) -> list[StateCopy]:
-        """The checkpoints, oldest first."""
+        """The checkpoints and the copy of a mirror, oldest first."""
         if not self.checkpoints.is_dir():
             return []
         found = [
-            (int(match[1]), path) for path in self.checkpoints.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))
+            (int(match[2]), match[1], str(path))
+            for path in self.checkpoints.iterdir()
+            if (match := _CHECKPOINT.fullmatch(path.name))
         ]
-        return [StateCopy(step, path=str(path)) for step, path in sorted(found)]
+        return [StateCopy(step, path=path, is_mirror_file=kind == "mirror") for step, kind, path in sorted(found)]
+
+    def open_checkpoints(self) -> int:
+        """The descriptor of the folder of checkpoints, which is made if it is missing."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        return os.open(self.checkpoints, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def batch_splits(self) -> list[BatchSplit]:
         splits: list[BatchSplit] = []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
@@ -26,8 +28,16 @@ from carpool.runtime.memory.declared_memory import DeclaredMemory
 from carpool.runtime.memory.oom_kills import OomKills
 from carpool.runtime.process.protocol import Proceed
 from carpool.runtime.process.shared_memory import limit_steps, new_memory_file, new_step_counter, read_step_counter
+from carpool.runtime.state.mirror_file import MirrorFiles
 
 _MEASURE_S = 5.0  # between comparisons of used with declared memory
+
+
+class StepLimit(NamedTuple):
+    """Instants of the boot clock after which no step begins; 0: no limit."""
+
+    on_one_node: float = 0.0
+    across_nodes: float = 0.0  # a rank that waits for one that stands still would count it as lost
 
 
 class TrainingJob:
@@ -41,8 +51,10 @@ class TrainingJob:
         self.state = machine.state
         self.devices: dict[int, int] = {}  # by worker
         self._counters: dict[int, int] = {}  # worker to descriptor
-        self._steps_until = 0.0  # of the boot clock; 0: no limit
+        self._steps_until = StepLimit()
         self._mirrors: dict[int, int] = {}  # key to descriptor
+        self._mirror_files = MirrorFiles()
+        self._checkpoints: int | None = None  # descriptor of its folder, as it was when the job began here
         self._spare: list[int] = []  # descriptors to reuse: their pages are already allocated
         self._segment: tuple[int, int] | None = None  # key and descriptor
         self._rendezvous: tuple[int, socket.socket] | None = None  # epoch across nodes, and where its ranks meet
@@ -53,13 +65,18 @@ class TrainingJob:
     def add_worker(self, worker: int, device: int) -> None:
         self.devices[worker] = device
         self._counters[worker] = new_step_counter(self.job)
-        limit_steps(self._counters[worker], self._steps_until)
+        limit_steps(self._counters[worker], self._limit)
 
-    def limit_steps(self, until: float) -> None:
-        """Let no worker begin a step after an instant of the boot clock; 0: no limit."""
+    def limit_steps(self, until: StepLimit) -> None:
+        """Let no worker begin a step after the limit."""
         self._steps_until = until
         for counter in self._counters.values():
-            limit_steps(counter, until)
+            limit_steps(counter, self._limit)
+
+    @property
+    def _limit(self) -> float:
+        is_across = any(self.state.is_remote(device) for device in self.devices.values())
+        return self._steps_until.across_nodes if is_across else self._steps_until.on_one_node
 
     def remove_worker(self, worker: int) -> None:
         del self.devices[worker]
@@ -117,6 +134,14 @@ class TrainingJob:
             os.close(self._segment[1])
             self._segment = None
 
+    def copy_mirror(self, mirror: Mirror) -> None:
+        """Copy a mirror to the folder of checkpoints; without room on the disk there is none."""
+        if self._checkpoints is None:
+            with contextlib.suppress(OSError):
+                self._checkpoints = self.folder.open_checkpoints()
+        if self._checkpoints is not None and mirror.key in self._mirrors:
+            self._mirror_files.copy(self._mirrors[mirror.key], self._checkpoints)
+
     def drop_mirror(self, mirror: Mirror, *, reusable: bool) -> None:
         fd = self._mirrors.pop(mirror.key, None)
         if fd is not None and reusable and not self._spare:
@@ -132,6 +157,9 @@ class TrainingJob:
         self._spare.clear()
         self._drop_segment()
         self._close_rendezvous()
+        if self._checkpoints is not None:
+            os.close(self._checkpoints)
+            self._checkpoints = None
         self.folder.close()
 
 
@@ -146,6 +174,7 @@ def job_options_of(program: Program, options: ExecutorOptions, *, has_lanes: boo
         checkpoint_s=program.checkpoint_s,
         time_limit_s=program.time_limit_s,
         mirror_s=options.mirror_s,
+        copies_mirrors=options.copies_mirrors,
         grace_s=options.grace_s,
         update_sharding=UpdateSharding(options.updates),
         micro_batching=options.splits,
@@ -173,7 +202,7 @@ class JobTable:
         self._measured_at = -inf
         self._forgotten: set[JobId] = set()
         self._folders: dict[JobId, JobFolder] = {}
-        self._steps_until = 0.0  # of the boot clock; 0: no limit
+        self._steps_until = StepLimit()
 
     def __contains__(self, job: JobId) -> bool:
         return job in self.trainings or job in self.commands
@@ -230,11 +259,11 @@ class JobTable:
         self.trainings[job].limit_steps(self._steps_until)
         return self.trainings[job]
 
-    def limit_steps(self, until: float) -> None:
+    def limit_steps(self, on_one_node: float, across_nodes: float) -> None:
         """Let no worker begin a step after an instant of the boot clock; 0: no limit."""
-        self._steps_until = until
+        self._steps_until = StepLimit(on_one_node, across_nodes)
         for training in self.trainings.values():
-            training.limit_steps(until)
+            training.limit_steps(self._steps_until)
 
     def _make_folder(self, job: JobId, *, resume: bool) -> JobFolder:
         folder = JobFolder(self._state, job)

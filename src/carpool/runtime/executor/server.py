@@ -46,6 +46,7 @@ from carpool.runtime.remote.remote_worker_stream import peer_from_json
 
 MAX_LINE_BYTES = 1 << 26
 _FIRST_CLAIM_S = 60.0
+_SILENCE_S = 3.0  # of the client of a lease, after which jobs of this machine alone stand still
 _log = logging.getLogger(__name__)
 
 
@@ -300,9 +301,16 @@ class ExecutorServer:
             executor.suspend(suspended=is_expired)
 
     def _limit_steps(self, executor: Executor) -> None:
-        """Have workers stand still at the end of the lease on their own, even if this process hangs or is stopped."""
+        """Have workers stand still at the end of the lease on their own, even if this process hangs or is stopped.
+
+        Jobs of this machine alone stand still earlier: if it counts as lost, what they compute is computed again.
+        """
         left_s = self._lease.left_s(self._lease_clock())
-        executor.limit_steps(0.0 if left_s is None else boot_clock() + left_s)
+        if left_s is None:
+            executor.limit_steps(0.0)
+        else:
+            silent_s = left_s - self._lease.lease_s + min(_SILENCE_S, self._lease.lease_s)
+            executor.limit_steps(boot_clock() + silent_s, across=boot_clock() + left_s)
 
     def _send_heartbeat(self) -> None:
         """Send a heartbeat from the event loop, since that is what may hang."""

@@ -29,6 +29,7 @@ from carpool.runtime.executor.remote_worker_host import RemoteWorkerHost
 from carpool.runtime.executor.reports import Evaluation, ReportBatcher, Sized, Told
 from carpool.runtime.job_state.actions import (
     Action,
+    CopyMirror,
     DropMirror,
     Emit,
     Ended,
@@ -313,6 +314,8 @@ class TrainingWorkers:
                     self._send(training, action)
                 case Kill(worker):
                     self.kill((training.job, worker))
+                case CopyMirror(mirror):
+                    training.copy_mirror(mirror)
                 case DropMirror(mirror, reusable):
                     training.drop_mirror(mirror, reusable=reusable)
                 case Note(text):

@@ -62,6 +62,13 @@ class DropMirror:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyMirror:
+    """Copy a complete mirror to disk, for other machines to fetch."""
+
+    mirror: Mirror
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Add a line to the job's story."""
 
@@ -138,5 +145,16 @@ class Stopped:
 
 
 Action = (
-    Start | Send | Kill | DropMirror | Note | Emit | RequestExclusive | ReleaseExclusive | Persist | Ended | Stopped
+    Start
+    | Send
+    | Kill
+    | CopyMirror
+    | DropMirror
+    | Note
+    | Emit
+    | RequestExclusive
+    | ReleaseExclusive
+    | Persist
+    | Ended
+    | Stopped
 )

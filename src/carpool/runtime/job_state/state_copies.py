@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.runtime.job_state.actions import Action, DropMirror, Mirror, Send
+from carpool.runtime.job_state.actions import Action, CopyMirror, DropMirror, Mirror, Send
 from carpool.runtime.job_state.types import JobOptions, StateCopy
 from carpool.runtime.process.protocol import Load, Publish, Save
 
 _MAX_MIRROR_SHARE = 0.04  # of a job's time: mirroring a gigabyte takes a good part of a second
+
+
+def _saved_step(copies: Sequence[StateCopy]) -> int:
+    """Steps done in the newest checkpoint on disk; 0 if there is none."""
+    return max((copy.step for copy in copies if not copy.is_mirror_file), default=0)
 
 
 class StateCopies:
@@ -16,7 +21,7 @@ class StateCopies:
 
     def __init__(self, options: JobOptions, checkpoints: Sequence[StateCopy]) -> None:
         self.newest: StateCopy | None = checkpoints[-1] if checkpoints else None
-        self.saved_step = self.newest.step if self.newest else 0  # of the newest checkpoint on disk
+        self.saved_step = _saved_step(checkpoints)
         self._older = list(checkpoints[:-1])
         self._options = options
         self._publisher: int | None = None
@@ -53,10 +58,12 @@ class StateCopies:
         if worker != self._publisher:
             return []
         old, self.newest = self.newest, StateCopy(step, self._draft)
+        copied = [CopyMirror(self._draft)] if self._options.copies_mirrors and self._draft is not None else []
         self._publisher = self._draft = None
         self._mirror_took_s = at - self._mirrored_at if self._is_periodic else self._mirror_took_s
         self._mirrored_at, self._is_periodic = at, False
-        return [DropMirror(old.mirror, reusable=True)] if old is not None and old.mirror is not None else []
+        dropped = [DropMirror(old.mirror, reusable=True)] if old is not None and old.mirror is not None else []
+        return [*copied, *dropped]
 
     def save(self, at: float, worker: int) -> Send:
         self._saver, self._saved_at = worker, at
@@ -87,7 +94,7 @@ class StateCopies:
         if not self._older:
             return False
         self.newest = self._older.pop()
-        self.saved_step = self.newest.step
+        self.saved_step = _saved_step([*self._older, self.newest])
         return True
 
     def due(self, at: float, step: int, worker: int) -> list[Action]:

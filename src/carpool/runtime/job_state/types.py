@@ -141,6 +141,7 @@ class StateCopy:
     step: int
     mirror: Mirror | None = None
     path: str = ""
+    is_mirror_file: bool = False  # a copy of a mirror on disk, which is no checkpoint that the user asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ class JobOptions:
     checkpoint_s: float = 60.0
     time_limit_s: float = 0.0  # 0: none
     mirror_s: float = 2.0
+    copies_mirrors: bool = False  # to disk, for other machines to fetch
     grace_s: float = 5.0  # between `Leave` and a kill
     update_sharding: UpdateSharding = UpdateSharding.CHOSEN
     micro_batching: bool = True  # split steps that do not fit into memory

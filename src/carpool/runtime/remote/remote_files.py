@@ -21,7 +21,9 @@ from carpool.runtime.remote.remote_protocol import CHUNK_BYTES
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CODE = "code"  # archives by digest
 _WORK = "work"  # unpacked, one folder per job
-_SYNCED = re.compile(r"log|cuts\.jsonl|splits\.jsonl|checkpoints/(step-\d+|best)\.ckpt")  # what a scheduler fetches
+_SYNCED = re.compile(
+    r"log|cuts\.jsonl|splits\.jsonl|checkpoints/((step|mirror)-\d+|best)\.ckpt"
+)  # what a scheduler fetches
 _LOG = "log"
 _RECORDS = ("cuts.jsonl", "splits.jsonl")
 _CHECKPOINTS = "checkpoints"

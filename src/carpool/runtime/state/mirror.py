@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,12 +25,11 @@ from carpool.runtime.errors import CheckpointError
 from carpool.runtime.memory.swap_client import SwapClient
 from carpool.runtime.process.channel import Closed
 from carpool.runtime.process.protocol import Message, Published, WorkerFailed
+from carpool.runtime.state.mirror_file import HEAD as _HEAD
+from carpool.runtime.state.mirror_file import MAGIC as _MAGIC
+from carpool.runtime.state.mirror_file import START as _START
 from carpool.runtime.state.tensor_file import StateParts, unpack
 from carpool.runtime.worker.error_classifier import failure_message
-
-_MAGIC = b"CPMIRROR"
-_HEAD = struct.Struct("<8sQQ")
-_START = 64  # offset of the content
 
 
 def write_mirror(fd: int, step: int, state: StateParts) -> int:

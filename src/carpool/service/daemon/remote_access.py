@@ -36,6 +36,7 @@ _SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connecti
 _MARGIN_S = 2.0  # beyond the lease, before a member counts as lost: for the tick that stops its jobs at a step
 _MARGIN_SHARE = 0.25
 _RETRY_S = 1.0
+_MIRROR_S = 1.0  # between mirrors, which are fetched: what a lost machine had computed since is computed again
 _MIN_REQUEST_S = 5.0  # for a request for files
 _log = logging.getLogger(__name__)
 
@@ -208,7 +209,14 @@ class RemoteAccess:
         assert self._facts is not None, "an executor is claimed on a host that was reached"
         there = self._facts.state
         marker = str(ExecutorSocket(there / "executor").job_marker)
-        options = replace(claim.options, on_orphan="wait", orphan_s=self._settings.orphan_s, job_marker=marker)
+        options = replace(
+            claim.options,
+            on_orphan="wait",
+            orphan_s=self._settings.orphan_s,
+            job_marker=marker,
+            mirror_s=min(claim.options.mirror_s, _MIRROR_S),
+            copies_mirrors=True,
+        )
         lease_s = self._settings.lease_s
         return replace(claim, state=there, options=options, silence_s=lease_s * _SILENCE_SHARE, lease_s=lease_s)
 
