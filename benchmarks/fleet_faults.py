@@ -172,7 +172,8 @@ class Fault:
         return sum(self.before.get(path) != status for path, status in self.files().items())
 
 
-def placed(daemon: DaemonInstance, job: str) -> str:  # noqa: D103
+def placed(daemon: DaemonInstance, job: str) -> str:
+    """The member that a job runs on."""
     found = daemon.scheduler.jobs.get(JobId(job))
     held = None if found is None else found.desired
     return "" if held is None else daemon.scheduler.cluster.node_of(next(iter(held.devices()))).name
@@ -246,7 +247,8 @@ async def note_losses(faults: Sequence[Fault], losses: LossTimes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def watched(daemon: DaemonInstance, faults: Sequence[Fault]) -> AsyncIterator[LossTimes]:  # noqa: D103
+async def watched(daemon: DaemonInstance, faults: Sequence[Fault]) -> AsyncIterator[LossTimes]:
+    """Note when each member counts as lost and when its job steps again."""
     losses = LossTimes(daemon)
     daemon.scheduler.add_observer(losses)
     noting = asyncio.create_task(note_losses(faults, losses))
@@ -256,7 +258,8 @@ async def watched(daemon: DaemonInstance, faults: Sequence[Fault]) -> AsyncItera
         noting.cancel()
 
 
-async def run_hosts(folder: Path, names: Sequence[str], lease_s: float, stop_s: float, cut_s: float) -> list[Row]:  # noqa: D103
+async def run_hosts(folder: Path, names: Sequence[str], lease_s: float, stop_s: float, cut_s: float) -> list[Row]:
+    """Strike machines of the engine `hosts`, each with a fault of its own."""
     steps = int((WARM_S + max(stop_s, cut_s) + 30.0) / STEP_S)
     ledgers = Ledgers.make(folder, len(names) + 1, steps)
     agents = {name: AgentProcess(folder, name) for name in (*names, "survivor")}
@@ -321,34 +324,28 @@ async def strike(
         agents["both"].send(signal.SIGCONT)
 
 
-async def run_ray(folder: Path, *, head: bool) -> list[Row]:  # noqa: D103
+async def run_ray(folder: Path) -> list[Row]:
+    """Kill two of four raylets, one of them reaped."""
     from tests.support.ray_rig import ray_daemon, three_raylets
 
-    names = ("head restarted",) if head else ("raylet killed, reaped", "raylet killed, zombie")
-    ledgers = Ledgers.make(folder, 2 if head else 3, int((WARM_S + 60.0) / STEP_S))
-    state, faults = folder / "state", []
+    names = ("raylet killed, reaped", "raylet killed, zombie")
+    ledgers = Ledgers.make(folder, 3, int((WARM_S + 60.0) / STEP_S))
+    state = folder / "state"
     with three_raylets() as (cluster, raylets):
-        if not head:
-            await asyncio.to_thread(cluster.add)
-            await asyncio.to_thread(cluster.add)
+        await asyncio.to_thread(cluster.add)
+        await asyncio.to_thread(cluster.add)
         async with ray_daemon(state, cluster.address, lease_s=LEASE_S) as (daemon, engine):
             await daemon.loop.submit(ledgers.jobs)
             await until_steps(ledgers)
             where = {placed(daemon, job.spec.id): job.spec.id for job in ledgers.jobs}
+            victims = [name for name in where if engine.node_id(name) in raylets][:2]
             BYSTANDERS.clear()
-            if head:
-                faults += [Fault("head restarted", member, job, None) for member, job in where.items()]
-            else:
-                victims = [name for name in where if engine.node_id(name) in raylets][:2]
-                BYSTANDERS.update(job for name, job in where.items() if name not in victims)
-                faults += [Fault(fault, name, where[name], None) for fault, name in zip(names, victims, strict=False)]
+            BYSTANDERS.update(job for name, job in where.items() if name not in victims)
+            faults = [Fault(fault, name, where[name], None) for fault, name in zip(names, victims, strict=False)]
             async with watched(daemon, faults):
-                for number, fault in enumerate(faults[:1] if head else faults):
+                for fault, how in zip(faults, (cluster.kill, cluster.leave_zombie), strict=False):
                     fault.struck_at = time.monotonic()
-                    how = cluster.restart_head if head else cluster.leave_zombie if number else cluster.kill
-                    await asyncio.to_thread(how, *(() if head else (engine.node_id(fault.member),)))
-                for fault in faults:
-                    fault.struck_at = fault.struck_at or faults[0].struck_at
+                    await asyncio.to_thread(how, engine.node_id(fault.member))
                 await until(daemon, lambda: not daemon.scheduler.jobs)
     return [row_of(fault, ledgers, state, LEASE_S) for fault in faults]
 
@@ -363,7 +360,7 @@ def run_part(part: str, args: argparse.Namespace) -> list[Row]:
         from tests.support.ray_rig import ENVIRONMENT
 
         os.environ.update(ENVIRONMENT, RAY_AUTH_MODE="disabled")
-        return asyncio.run(run_ray(Path(room), head=part == "head"))
+        return asyncio.run(run_ray(Path(room)))
 
 
 def stored() -> dict[str, list[object]]:

@@ -61,10 +61,6 @@ class RayletCluster:
         """Kill a raylet with SIGKILL and do not reap it: its process number stays in use."""
         self._ask(f"zombie {node}")
 
-    def restart_head(self) -> None:
-        """Kill the head's control service with SIGKILL, start it again, and two raylets that join it."""
-        self._ask("head")
-
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -108,13 +104,6 @@ def _serve_cluster() -> None:
             (raylet,) = nodes[node].all_processes["raylet"]
             os.kill(raylet.process.pid, signal.SIGKILL)
             answer("killed")
-        elif what == "head":
-            cluster.head_node.kill_gcs_server(check_alive=False)
-            cluster.head_node.start_gcs_server()
-            for _ in range(2):
-                added = cluster.add_node(**size, **few)
-                nodes[added.node_id] = added
-            answer("restarted")
         else:
             cluster.remove_node(nodes.pop(node), allow_graceful=False)
             answer("killed")

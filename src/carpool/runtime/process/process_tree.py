@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NamedTuple
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STOPPED = frozenset({"T", "t", "Z", "X", ""})
+_PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)", re.MULTILINE)  # signals of a process that wait to be delivered
 _MAX_PASSES = 100  # over a tree that keeps forking
 
 
@@ -39,9 +41,22 @@ def stop_tree(pid: int) -> bool:
     Repeat until they have: a process may fork before the signal reaches it. Parents come before their children, so
     that none sees a stopped child.
     """
-    running = [each for each in descendants(pid) if _state(each) not in _STOPPED]
+    running = [each for each in descendants(pid) if not _is_stopped(each)]
     _signal(running, signal.SIGSTOP)
     return not running
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process executes no more instructions of its program until it is continued.
+
+    A parent between vfork and the exec of its child sleeps uninterruptibly: if the child was stopped first, the parent
+    is not stopped before the child continues. It has SIGSTOP pending instead, which precedes its next instruction.
+    """
+    state = _state(pid)
+    if state != "D":
+        return state in _STOPPED
+    pending = _PENDING.search(_read(_PROC / str(pid) / "status"))
+    return pending is not None and bool(int(pending[1], 16) >> (signal.SIGSTOP - 1) & 1)
 
 
 def continue_tree(pid: int) -> None:
