@@ -141,8 +141,9 @@ def gan() -> Parts:
     optimizers = {name: torch.optim.Adam(part.parameters(), lr=2e-4) for name, part in model.items()}
 
     def step(net: Any, batch: Any, each: Any) -> Tensor:
-        real, fake = batch[0], net["g"](torch.randn(len(batch[0]), 16))
-        ones = torch.ones(len(real), 1)
+        real = batch[0]
+        fake = net["g"](torch.randn(len(real), 16, device=real.device))
+        ones = torch.ones(len(real), 1, device=real.device)
         each["d"].zero_grad()
         found = net["d"](real), net["d"](fake.detach())
         judged = [F.binary_cross_entropy_with_logits(x, y) for x, y in zip(found, (ones, 0 * ones), strict=True)]
@@ -167,3 +168,12 @@ ALL: dict[str, Callable[[], Parts]] = {
     "tiny": lambda: mlp(16),
     **{f"mlp{width}": (lambda width=width: mlp(width)) for width in (64, 128, 192, 256, 384, 512)},
 }
+
+
+def find(name: str) -> Parts:
+    """A training by name; torchvision and transformers are imported for those that need them alone."""
+    if name not in ALL:
+        import library_parts
+
+        return library_parts.ALL[name]()
+    return ALL[name]()
