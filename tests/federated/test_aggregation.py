@@ -3,16 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.federated.aggregation import ServerModel, contribution_weights, next_model
+from carpool.federated.aggregation import Contribution, ServerModel, contribution_weights, next_model
 from carpool.federated.federation import Task, TaskName
-from carpool.federated.messages import TaskResult
 from carpool.federated.updates import weights_digest
 
 NAME = TaskName("a")
-
-
-def result(samples: int, steps: int) -> TaskResult:
-    return TaskResult(NAME, 0, samples, steps)
 
 
 def model(value: float, count: int = 0) -> ServerModel:
@@ -21,19 +16,19 @@ def model(value: float, count: int = 0) -> ServerModel:
 
 
 def test_updates_count_by_data() -> None:
-    assert contribution_weights(Task(NAME), [30, 10], [result(30, 3), result(10, 3)]) == (0.75, 0.25)
+    assert contribution_weights(Task(NAME), [Contribution(30, 30, 3), Contribution(10, 10, 3)]) == (0.75, 0.25)
 
 
 def test_devices_with_fewer_steps_count_as_much() -> None:
-    results = [result(40, 4), result(10, 1)]
-    assert contribution_weights(Task(NAME), [10, 10], results) == (0.5, 0.5)
-    one, two = contribution_weights(Task(NAME, weighting="normalized"), [10, 10], results)
+    updates = [Contribution(10, 40, 4), Contribution(10, 10, 1)]
+    assert contribution_weights(Task(NAME), updates) == (0.5, 0.5)
+    one, two = contribution_weights(Task(NAME, weighting="normalized"), updates)
     assert two == 4 * one
 
 
 def test_updates_count_by_samples() -> None:
     task = Task(NAME, weighting="samples")
-    assert contribution_weights(task, [10, 10], [result(30, 4), result(10, 1)]) == (0.75, 0.25)
+    assert contribution_weights(task, [Contribution(10, 30, 4), Contribution(10, 10, 1)]) == (0.75, 0.25)
 
 
 def test_the_mean_of_weights() -> None:

@@ -157,6 +157,33 @@ def test_balanced_devices_never_make_fewer_epochs_than_ordered() -> None:
     assert {work.task: work.samples for work in capped[ONE].work} == {A: 300, B: 120}
 
 
+@pytest.mark.parametrize(
+    ("task", "runs"),
+    [(Task(A), 8), (Task(A, weight=2.0), 8), (Task(A, local_epochs=3.0), 2), (Task(A, local_epochs=0.5), 16)],
+)
+def test_epochs_beyond_those_of_a_round_are_runs_of_their_own(task: Task, runs: int) -> None:
+    """A device eight times as fast as the slowest works as long, with no more epochs in a row than were ordered."""
+    orders = works(Coordinator(federation(tasks=(task,))).handle(0.0, measured({ONE: 0.01, TWO: 0.08})))
+    assert {name: order.work[0].runs for name, order in orders.items()} == {ONE: runs, TWO: max(1, runs // 8)}
+
+
+def test_a_client_app_makes_whole_epochs_in_each_run() -> None:
+    task = Task(A, local_epochs=0.25, whole_epochs=True)
+    (order,) = works(Coordinator(federation(tasks=(task,))).handle(0.0, measured({ONE: 0.01}))).values()
+    assert (order.work[0].samples, order.work[0].runs) == (100, 1)
+
+
+def test_normalized_updates_count_by_the_steps_in_a_row() -> None:
+    """Eight runs of ten steps are as long as one of ten steps, so equal data count the same."""
+    spec = federation(tasks=(Task(A, batch_size=10, weighting="normalized"),))
+    coordinator = Coordinator(spec)
+    orders = works(coordinator.handle(0.0, measured({ONE: 0.01, TWO: 0.08})))
+    coordinator.handle(8.0, [report(orders[ONE], 0.01)])
+    (done,) = of_type(Aggregate, coordinator.handle(8.1, [report(orders[TWO], 0.08)]))
+    assert isinstance(done, Aggregate)
+    assert done.weights == pytest.approx((0.5, 0.5))
+
+
 def test_the_slowest_device_keeps_its_least_work() -> None:
     spec = federation(plan="shortest", epochs_range=(0.5, 4.0))
     coordinator, _, orders = start(spec, ONE, TWO)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from carpool.federated.federation import Task
-from carpool.federated.messages import TaskResult
 from carpool.federated.updates import Array, Weights
 
 
@@ -23,21 +23,29 @@ class ServerModel:
     variance: Weights = field(default_factory=dict)
 
 
-def contribution_weights(task: Task, volumes: Sequence[float], results: Sequence[TaskResult]) -> tuple[float, ...]:
+class Contribution(NamedTuple):
+    """What is known of an accepted update when it is weighted."""
+
+    volume: int  # samples its device holds of the task
+    samples: int  # processed
+    steps: float  # in a row; the mean over its runs
+
+
+def contribution_weights(task: Task, updates: Sequence[Contribution]) -> tuple[float, ...]:
     """What each update counts in the sum of differences to the round's weights.
 
     By ``samples``: its part of all samples. By ``data``: p_k, its part of the data. ``normalized``: p_k · τ/τ_k with
-    τ_k its steps and τ = Σ p_k τ_k, which is p_k if all make equally many steps.
+    τ_k its steps in a row and τ = Σ p_k τ_k, which is p_k if all make equally many steps.
     """
     if task.weighting == "samples":
-        total = sum(result.samples for result in results)
-        return tuple([result.samples / total for result in results])
-    whole = sum(volumes)
-    parts = [volume / whole for volume in volumes]
+        total = sum([update.samples for update in updates])
+        return tuple([update.samples / total for update in updates])
+    whole = sum([update.volume for update in updates])
+    parts = [update.volume / whole for update in updates]
     if task.weighting == "data":
         return tuple(parts)
-    steps = sum([part * result.steps for part, result in zip(parts, results, strict=True)])
-    return tuple([part * steps / result.steps for part, result in zip(parts, results, strict=True)])
+    steps = sum([part * update.steps for part, update in zip(parts, updates, strict=True)])
+    return tuple([part * steps / update.steps for part, update in zip(parts, updates, strict=True)])
 
 
 def next_model(task: Task, model: ServerModel, updates: Sequence[Weights], weights: Sequence[float]) -> ServerModel:
@@ -48,7 +56,7 @@ def next_model(task: Task, model: ServerModel, updates: Sequence[Weights], weigh
     """
     mean = {name: _mean(value, [update[name] for update in updates], weights) for name, value in model.weights.items()}
     if task.algorithm != "fedadam":
-        return ServerModel(_as_types(mean, model.weights), model.trained, model.rounds + 1)
+        return ServerModel(as_types(mean, model.weights), model.trained, model.rounds + 1)
     first, second = task.betas
     momentum, variance = {}, {}
     for name in sorted(model.trained):
@@ -59,7 +67,7 @@ def next_model(task: Task, model: ServerModel, updates: Sequence[Weights], weigh
         before = model.variance.get(name, np.full_like(change, task.epsilon**2))
         variance[name] = second * before + (1 - second) * change * change
         mean[name] = old + task.server_lr * momentum[name] / (np.sqrt(variance[name]) + task.epsilon)
-    return ServerModel(_as_types(mean, model.weights), model.trained, model.rounds + 1, momentum, variance)
+    return ServerModel(as_types(mean, model.weights), model.trained, model.rounds + 1, momentum, variance)
 
 
 def _mean(old: Array, new: Sequence[Array], weights: Sequence[float]) -> Array:
@@ -74,7 +82,7 @@ def _mean(old: Array, new: Sequence[Array], weights: Sequence[float]) -> Array:
     return total
 
 
-def _as_types(values: Mapping[str, Array], like: Weights) -> dict[str, Array]:
+def as_types(values: Mapping[str, Array], like: Weights) -> dict[str, Array]:
     """Values in the dtypes of the model; integers (counters) and flags are rounded."""
     found = {}
     for name, value in values.items():

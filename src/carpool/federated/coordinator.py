@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from carpool.core.errors import CarpoolError
 from carpool.core.estimates import DeclaredEstimator, Estimator
-from carpool.federated.aggregation import contribution_weights
+from carpool.federated.aggregation import Contribution, contribution_weights
 from carpool.federated.cycle_plan import CyclePlanner, DeviceState
 from carpool.federated.federation import DeviceName, Federation, Task, TaskName
 from carpool.federated.messages import (
@@ -47,13 +47,6 @@ class TaskState:
     failed: bool = False
     is_evaluation_due: bool = False  # the next cycle waits for it
     metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-class Contribution(NamedTuple):
-    """An accepted update: the samples its device holds of the task, and what it did."""
-
-    volume: int
-    result: TaskResult
 
 
 @dataclass(slots=True)
@@ -172,7 +165,8 @@ class Coordinator:
             outcome = _outcome_of_result(ordered, used, result)
             if outcome is Outcome.ACCEPTED:
                 used.append(result)
-                contribution = Contribution(device.volumes.get(result.task, 0), result)
+                steps = result.steps / ordered[result.task].runs_begun(result.samples)
+                contribution = Contribution(device.volumes.get(result.task, 0), result.samples, steps)
                 cycle.accepted.setdefault(result.task, {})[fact.device] = contribution
                 device.done[result.task] = device.done.get(result.task, 0) + result.samples
             else:
@@ -206,8 +200,7 @@ class Coordinator:
             reason = f"{len(accepted)} updates accepted, {state.task.min_updates} needed"
             return RepeatRound(name, state.rounds, reason)
         devices = tuple(sorted(accepted))
-        volumes, results = zip(*[accepted[device] for device in devices], strict=True)
-        weights = contribution_weights(state.task, volumes, results)
+        weights = contribution_weights(state.task, [accepted[device] for device in devices])
         return Aggregate(name, state.rounds, devices, weights)
 
     def _end_tasks(self) -> list[Order]:

@@ -84,7 +84,8 @@ class CyclePlanner:
         epochs = _epochs(self._federation, volumes, paced)
         return {
             name: DevicePlan(
-                _balanced(tasks, device, held[name], mixes[name], epochs[name]), epochs[name] * epoch_s[name]
+                _balanced(self._federation, tasks, device, held[name], mixes[name], epochs[name]),
+                epochs[name] * epoch_s[name],
             )
             for device in used
             for name in (device.name,)
@@ -172,15 +173,28 @@ def _volume(tasks: ActiveTasks, device: DeviceState) -> float:
 
 
 def _balanced(
-    tasks: ActiveTasks, device: DeviceState, held: Sequence[TaskName], mix: Mix, epochs: float
+    federation: Federation,
+    tasks: ActiveTasks,
+    device: DeviceState,
+    held: Sequence[TaskName],
+    mix: Mix,
+    epochs: float,
 ) -> tuple[Work, ...]:
     work = []
     for name, setting in zip(held, mix.settings, strict=True):
         task, round_ = tasks[name]
         samples = _whole(task, device.volumes[name], epochs * task.weight * device.volumes[name])
         batch_size = setting.batch_size or task.batch_size
-        work.append(Work(name, round_, device.done.get(name, 0), samples, batch_size, setting.fraction))
+        runs = _runs(federation, task, device.volumes[name], samples)
+        work.append(Work(name, round_, device.done.get(name, 0), samples, batch_size, setting.fraction, runs))
     return tuple(work)
+
+
+def _runs(federation: Federation, task: Task, volume: int, samples: int) -> int:
+    """The number of runs: as many as have at least the task's local epochs each, which is less than twice as many."""
+    epochs = task.local_epochs or federation.epochs * task.weight
+    least = max(epochs * volume, volume if task.whole_epochs else 1)
+    return max(1, int(samples / least + _LEAST_S))
 
 
 def _whole(task: Task, volume: int, samples: float) -> int:

@@ -73,6 +73,7 @@ class Task:
     betas: tuple[Amount, Amount] = (0.9, 0.99)
     epsilon: Amount = 1e-3
     weighting: str = "data"
+    local_epochs: Amount = 0.0  # in a row before a device starts again from the round's weights; 0: `epochs` of a round
     min_updates: Count = 1  # without so many the round is repeated
     max_failed_rounds: Count = 3  # in a row, before the task fails
     whole_epochs: bool = False  # its devices cannot process a part of their data (a Flower ClientApp)
@@ -97,7 +98,8 @@ class Federation:
 
     - ``balanced``: each device works on each task in proportion to its data there (equation 1 of the text), with shares
       that let all its tasks end together. Every device makes at least ``epochs`` epochs; those that would wait for the
-      slowest make more, so that all devices end together and no round learns from less than with ``equal-epochs``.
+      slowest make more, so that all devices end together and no round learns from less than with ``equal-epochs``. The
+      additional epochs are independent runs from the round's weights (``local_epochs``), whose weights are averaged.
     - ``shortest``: the same, but all devices together process ``epochs`` times their data: slow ones make fewer epochs.
       Cycles are shorter, and learn less.
     - ``equal-epochs``: equal shares, every device processes all its data ``epochs`` times.

@@ -41,6 +41,11 @@ class Work(NamedTuple):
     samples: int
     batch_size: int
     share: float
+    runs: int = 1  # independent runs from the round's weights, whose weights are averaged
+
+    def runs_begun(self, samples: int) -> int:
+        """How many runs so many samples are."""
+        return max(1, -(-samples * self.runs // self.samples))
 
 
 class TaskResult(NamedTuple):

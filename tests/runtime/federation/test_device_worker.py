@@ -1,14 +1,17 @@
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+import torch
 
 from carpool.federated.federation import TaskName
 from carpool.federated.messages import Outcome, TaskResult, Work
+from carpool.federated.updates import weights_digest
 from carpool.jobs.program import Program
 from carpool.runtime.federation.device_worker import CycleRun
 from carpool.runtime.federation.local_task import LocalTask
 from carpool.runtime.process.protocol import RunTasks
-from tests.runtime.federation.test_local_task import CPU, training
+from tests.runtime.federation.test_local_task import CPU, trained, training
 
 A, B = TaskName("a"), TaskName("b")
 
@@ -53,6 +56,30 @@ def test_a_task_that_is_done_leaves_its_time_to_the_other() -> None:
 
 def test_no_step_after_the_deadline() -> None:
     assert {each.steps for each in finished(cycle(1.0, (0.5, 0.5))).values()} == {0}
+
+
+@pytest.mark.parametrize(("deadline_s", "samples"), [(0.0, (24, 24)), (6.0, (24, 16))])
+def test_runs_start_from_the_same_weights_and_are_averaged(deadline_s: float, samples: tuple[int, int]) -> None:
+    """Also the one that a deadline cuts off."""
+    task = LocalTask(training(torch.optim.Adam), Program(), 0, CPU)
+    initial = task.weights()
+    run = CycleRun(RunTasks(1, (), deadline_s), {A: task}, one_second)
+    run.begin(Work(A, 0, 0, 48, 8, 1.0, runs=2), initial)
+    assert finished(run)[A].samples == sum(samples)
+    found = run.weights(A)
+    one, two = trained(task, initial, 0, samples[0]), trained(task, initial, 24, samples[1])
+    for name, value in found.items():
+        mean = (one[name].astype(float) * samples[0] + two[name].astype(float) * samples[1]) / sum(samples)
+        np.testing.assert_array_equal(value, mean.astype(value.dtype))
+
+
+def test_a_single_run_is_returned_bit_by_bit() -> None:
+    task = LocalTask(training(), Program(), 0, CPU)
+    initial = task.weights()
+    run = CycleRun(RunTasks(1, (), 0.0), {A: task}, one_second)
+    run.begin(Work(A, 0, 0, 24, 8, 1.0), initial)
+    finished(run)
+    assert weights_digest(run.weights(A)) == weights_digest(trained(task, initial, 0, 24))
 
 
 def test_a_task_without_data_fails_alone() -> None:

@@ -18,8 +18,8 @@ from carpool.runtime.compat.process_lifetime import set_process_name
 from carpool.runtime.engine.training import as_metrics
 from carpool.runtime.errors import LeaveRequested
 from carpool.runtime.federation.flower_task import ClientAppTask, Evaluate, load_model
+from carpool.runtime.federation.local_runs import LocalRuns, RoundTask
 from carpool.runtime.federation.local_task import (
-    LocalTask,
     as_arrays,
     check_federated,
     load_local_task,
@@ -40,7 +40,6 @@ from carpool.runtime.process.shared_memory import memory_file_of, read_memory_fi
 from carpool.runtime.process.worker_setup import configure_job, load_program
 from carpool.runtime.worker.error_classifier import describe_error
 
-RoundTask = LocalTask | ClientAppTask
 _TIMED_STEPS = 3  # of each task before the first cycle; the first is not counted
 
 
@@ -185,7 +184,7 @@ class _Device:
         results, fds = [], []
         for result in cycle.results():
             if result.steps:
-                data = encode_weights(self._tasks[result.task].weights())
+                data = encode_weights(cycle.weights(result.task))
                 fds.append(memory_file_of(data, result.task))
                 result = result._replace(num_bytes=len(data))
             results.append(result._asdict())
@@ -217,6 +216,7 @@ class CycleRun:
         self._tasks = tasks
         self._timed = timed
         self._work: dict[str, Work] = {}
+        self._runs: dict[str, LocalRuns] = {}
         self._errors: dict[str, str] = {}
         self._active: set[str] = set()
         self.busy_s: dict[str, float] = {}
@@ -228,15 +228,16 @@ class CycleRun:
             self._errors[work.task] = "the device has no data of this task"
             return
         self._active.add(work.task)
-        self._attempt(work.task, lambda: task.begin(weights, work.start, work.samples, work.batch_size))
+        self._runs[work.task] = LocalRuns(task, work, weights)
+        self._attempt(work.task, self._runs[work.task].begin)
 
     def step(self) -> bool:
         """Make one step of a task; False if there was none to make."""
         if not self._active or (self._deadline_s and sum(self.busy_s.values()) >= self._deadline_s):
             return False
         name = min(self._active, key=lambda name: (self.busy_s[name] / self._work[name].share, name))
-        self._attempt(name, self._tasks[name].step)
-        if self._tasks[name].progress.is_done:
+        self._attempt(name, self._runs[name].step)
+        if self._runs[name].progress.is_done:
             self._active.discard(name)
         return True
 
@@ -247,6 +248,10 @@ class CycleRun:
             self._errors[name] = describe_error(error)
             self._active.discard(name)
 
+    def weights(self, name: str) -> Weights:
+        """The update of a task."""
+        return self._runs[name].weights()
+
     def results(self) -> list[TaskResult]:
         found = []
         for name, work in self._work.items():
@@ -254,6 +259,6 @@ class CycleRun:
             if name in self._errors:
                 found.append(result._replace(outcome=Outcome.FAILED, detail=self._errors[name]))
             else:
-                done = self._tasks[name].progress
+                done = self._runs[name].progress
                 found.append(result._replace(samples=done.samples, steps=done.steps, loss=done.loss))
         return found

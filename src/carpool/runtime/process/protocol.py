@@ -468,7 +468,7 @@ class RunTasks(Message):
     """Work on tasks from given weights. Descriptors: the weights of each. Answered by `TasksDone`; `Halt` ends it."""
 
     cycle: int
-    work: tuple[tuple[str, int, int, int, int, float], ...]  # fields of a Work
+    work: tuple[tuple[str, int, int, int, int, float, int], ...]  # fields of a Work
     deadline_s: Seconds = 0.0
 
 
