@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.jobs.untrusted_file import last_line
+from carpool.jobs.untrusted_file import last_line, next_data
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,17 @@ def test_no_last_line_of_what_is_not_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     assert [last_line(tmp_path / name) for name in ("pipe", "link", "missing", ".")] == ["", "", "", ""]
+
+
+def test_holes_of_a_file_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.write(b"a" * 4096)
+        file.truncate(50 << 30)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        first, stop = next_data(handle, 10)
+        assert (first, stop) == (10, 4096)
+        assert next_data(handle, stop) == (50 << 30, 50 << 30)
+    finally:
+        os.close(handle)

@@ -59,7 +59,7 @@ class Explainer:
             case Phase.WAITING:
                 words = [self._interruption(job), *self._wait(job, obstacles)]
             case _:
-                words = [self._holding(job), self._width(job), self._expected_end(job)]
+                words = [self._holding(job), self._width(job), self._time_left(job)]
         return "; ".join(filter(None, words))
 
     def forecast(self, job: Job) -> Start | None:
@@ -273,7 +273,7 @@ class Explainer:
         others = self._view.waiting
         return f"{words}; it can grow when {'no job waits' if len(others) else 'the policy expects a gain from more'}"
 
-    def _expected_end(self, job: Job) -> str:
+    def _time_left(self, job: Job) -> str:
         left_s = self._left_s(job)
         return "" if left_s is None else f"finishes in about {seconds(left_s)}"
 

@@ -22,10 +22,21 @@ def open_untrusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> i
 
 def first_kept_byte(handle: int) -> int:
     """Where a file begins whose oldest part was discarded; 0 for a whole one."""
+    return next_data(handle, 0)[0]
+
+
+def next_data(handle: int, start: int) -> tuple[int, int]:
+    """The next part of a file, from a byte on, that is no hole: its first byte and the byte after its last.
+
+    A job can make its files as long as it likes without writing to them; reading such holes would take minutes. Both
+    are the size of the file if only a hole is left.
+    """
+    size = os.fstat(handle).st_size
     try:
-        return os.lseek(handle, 0, os.SEEK_DATA)
-    except OSError:  # it is empty, or the file system has no holes
-        return 0
+        first = os.lseek(handle, start, os.SEEK_DATA)
+        return first, os.lseek(handle, first, os.SEEK_HOLE)
+    except OSError as error:
+        return (size, size) if error.errno == errno.ENXIO else (min(start, size), size)  # else: holes are unsupported
 
 
 def read_untrusted(path: Path, most: int) -> bytes:

@@ -440,5 +440,5 @@ class SchedulerService:
             names=self._model.names,
             what=present.describe_program(self._model.programs.get(name)),
             total=self._model.total_steps(name),
-            ends_in=None if job is None else present.expected_end(job, at, self._model.estimates),
+            ends_in=None if job is None else present.seconds_left(job, at, self._model.estimates),
         )

@@ -38,10 +38,11 @@ def test_every_distinct_error_is_listed_with_its_jobs_only() -> None:
     assert not any("fine" in line for line in lines)
 
 
-def test_many_errors_are_counted() -> None:
-    lines = checked({f"j{number}": f"error {number}" for number in range(14)}).splitlines()
-    assert len(lines) == 11
-    assert lines[-1] == "4 more errors"
+def test_every_one_of_many_errors_is_listed_the_later_ones_on_one_short_line_each() -> None:
+    lines = checked({f"j{number}": f"error {number}\n" + "detail " * 100 for number in range(14)}).splitlines()
+    assert len(lines) == 2 * 10 + 4
+    assert all(f"'j{number}'" in line and f"error {number}" in line for number, line in enumerate(lines[20:], 10))
+    assert max(map(len, lines[20:])) <= 200
 
 
 def test_entries_without_errors_pass() -> None:

@@ -1,13 +1,18 @@
 """Requests for files reach an agent's own folders only, and files are whole or absent."""
 
 import asyncio
+import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from carpool.jobs.code_archive import pack
+from carpool.runtime.errors import CheckpointError
+from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.remote.remote_files import FileService
+from carpool.runtime.state.checkpoint import Checkpoints
 
 
 def ask(service: FileService, payload: bytes = b"", **request: Any) -> tuple[dict[str, Any], bytes]:
@@ -69,3 +74,21 @@ def test_code_is_stored_under_its_digest_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("request_", [{}, {"do": "x"}, {"do": "read"}, {"do": "read", "job": 1, "path": 2, "start": 0}])
 def test_an_invalid_request_gets_an_answer(request_: dict[str, Any], tmp_path: Path) -> None:
     assert "error" in ask(FileService(tmp_path), **request_)[0]
+
+
+def test_a_leftover_worker_that_saves_while_its_folder_is_deleted_does_not_write_to_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, folder = FileService(tmp_path), JobFolder(tmp_path, "j").checkpoints
+    leftover = Checkpoints(folder).hold()
+    leftover.save(1, {"model": 1})
+    rmtree = shutil.rmtree
+
+    def delete_and_save(path: Path, ignore_errors: bool) -> None:
+        rmtree(path, ignore_errors=ignore_errors)
+        with contextlib.suppress(CheckpointError):  # its folder is gone
+            leftover.save(2, {"model": 2})
+
+    monkeypatch.setattr(shutil, "rmtree", delete_and_save)
+    assert ask(service, do="renew", job="j")[0] == {}
+    assert list(folder.iterdir()) == []

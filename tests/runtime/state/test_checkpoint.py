@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
 from collections import Counter, OrderedDict, deque
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
 from carpool.runtime.errors import CheckpointError
-from carpool.runtime.state.checkpoint import Checkpoints, load, save
+from carpool.runtime.state.checkpoint import Checkpoints, FinalSaveRetries, load, save
 from carpool.runtime.state.tensor_file import pack, unpack
 
 PLAIN = st.recursive(
@@ -225,3 +226,21 @@ def test_a_held_folder_that_was_deleted_is_made_again_and_one_that_was_replaced_
     with pytest.raises(CheckpointError):
         held.save(3, {"step": 3})
     assert held.paths() == []
+
+
+def test_the_limit_of_a_file_is_named_and_ends_the_tries_of_a_final_save(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(CheckpointError, match="1000 bytes") as raised:
+            save(tmp_path / "step-1.ckpt", {"model": torch.zeros(1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    retries = FinalSaveRetries()
+    assert [retries.is_exhausted(raised.value) for _ in range(5)] == [False] * 4 + [True]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_final_save_is_tried_without_limit_on_a_full_disk() -> None:
+    retries = FinalSaveRetries()
+    assert not any(retries.is_exhausted(OSError(errno.ENOSPC, "full")) for _ in range(100))

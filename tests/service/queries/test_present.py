@@ -11,7 +11,7 @@ from carpool.backends.online_estimator import OnlineEstimator
 from carpool.cli.render.live_table import progress
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.core.topology import Cluster
-from carpool.service.queries.present import TimeBase, expected_end, job_view, read_log
+from carpool.service.queries.present import TimeBase, job_view, read_log, seconds_left
 from carpool.service.queries.results import results_view
 
 
@@ -36,14 +36,28 @@ def test_an_incomplete_character_is_read_later(tmp_path: Path) -> None:
     assert read_log(path, 0, 99, is_over=True).text == "ä\N{REPLACEMENT CHARACTER}"
 
 
-def test_a_job_of_unknown_length_has_no_expected_end() -> None:
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_log_with_holes_is_read_without_them(tmp_path: Path, is_over: bool) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.write(b"a" * 4095 + "\N{LATIN SMALL LETTER A WITH DIAERESIS}".encode()[:1])
+        file.seek(50 << 30)
+        file.write(b"end\n")
+    first = read_log(path, 0, 1 << 20, is_over=is_over)
+    second = read_log(path, first.next, 1 << 20, is_over=is_over)
+    assert first.text == "a" * 4095 + "\N{REPLACEMENT CHARACTER}"
+    assert second.text == "end\n"
+    assert second.next == path.stat().st_size
+
+
+def test_a_job_of_unknown_length_has_no_seconds_left() -> None:
     cluster = Cluster.build([(1, 1, "cpu")])
     estimator = OnlineEstimator(cluster)
     held = Allocation.of(0)
     job = Job(JobSpec(JobId("sleep")), 0, 0.0, Phase.RUNNING, held, 1, held, 1, done=5.0, rate=1.0)
-    assert expected_end(job, 10.0, estimator) is None
+    assert seconds_left(job, 10.0, estimator) is None
     estimator.expect(JobId("sleep"), 25.0)
-    found = expected_end(job, 10.0, estimator)
+    found = seconds_left(job, 10.0, estimator)
     assert found is not None
     assert found.mean_s == 10.0
 

@@ -332,3 +332,16 @@ def test_the_pollux_workload(shared_data: Path) -> None:
         "ncf",
         "yolov3",
     }
+
+
+@pytest.mark.parametrize("name", sorted(set(FIRST_LINES) - {"gavel"}))
+def test_cells_between_semicolons_are_detected(name: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(FIRST_LINES[name].replace(",", ";") + "\n")
+    assert detect(tmp_path / "trace.csv") == name
+
+
+def test_a_trace_between_semicolons_is_the_one_between_commas(tmp_path: Path) -> None:
+    text = 'job,submit_s,gpus,work_s\n"a",1.5,2,30\nb,2,1,4\n'
+    (tmp_path / "commas.csv").write_text(text)
+    (tmp_path / "semicolons.csv").write_text(text.replace(",", ";"))
+    assert read_trace(tmp_path / "semicolons.csv").arrivals == read_trace(tmp_path / "commas.csv").arrivals

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool.core.errors import InputError
+from carpool.core.typed_fields import shortened
 
 if TYPE_CHECKING:
     from carpool.jobs.devices import LocalDevice
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     StartClient = Callable[[Sequence[LocalDevice], Path], Awaitable[ExecutorClient]]
 
 _MAX_NAMED = 3  # jobs in a message
-_MAX_ERRORS = 10  # distinct errors of entries that are printed
+_MAX_ERRORS = 10  # distinct errors of entries that are printed in full
+_MAX_SHORT = 200  # characters of the others
 
 
 async def start_executor(
@@ -86,8 +88,8 @@ async def check_entries(executor: ExecutorClient, jobs: Sequence[ListedJob]) -> 
             jobs_of.setdefault(problem, []).append(job)
     if jobs_of:
         found = [f"job {_quoted(jobs)}: {problem}" for problem, jobs in jobs_of.items()]
-        more = [f"{len(found) - _MAX_ERRORS} more errors"] if len(found) > _MAX_ERRORS else []
-        raise InputError("\n".join([*found[:_MAX_ERRORS], *more]))
+        others = [shortened(" ".join(error.split()), _MAX_SHORT) for error in found[_MAX_ERRORS:]]
+        raise InputError("\n".join([*found[:_MAX_ERRORS], *others]))
 
 
 def _quoted(jobs: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -165,16 +164,21 @@ def _without_weights(job: str, *, is_over: bool) -> str:
 
 
 def _copy(path: Path, target: Path) -> bool:
-    """Copy a file of a job, without the discarded part of a long log; False where there is no readable one."""
-    from carpool.jobs.untrusted_file import first_kept_byte, open_untrusted
+    """Copy the parts of a job's file that are no holes; False where there is no readable one."""
+    from carpool.jobs.untrusted_file import next_data, open_untrusted
 
     try:
         handle = open_untrusted(path)
     except OSError:
         return False
     with os.fdopen(handle, "rb") as source, target.open("wb") as copy:
-        source.seek(first_kept_byte(handle))
-        shutil.copyfileobj(source, copy)
+        start, stop = next_data(handle, 0)
+        while start < stop:
+            source.seek(start)
+            while start < stop and (part := source.read(min(_CHUNK_BYTES, stop - start))):
+                copy.write(part)
+                start += len(part)
+            start, stop = next_data(handle, max(start, stop))
     return True
 
 

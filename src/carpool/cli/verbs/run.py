@@ -60,7 +60,7 @@ Examples:
     "--devices",
     default="",
     metavar="SPEC",
-    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all GPUs, else all cores]",
+    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all free GPUs, else all cores]",
 )
 @click.option(
     "--state", metavar="DIR", help="Folder of the journal, logs and checkpoints. [default: .carpool/runs/NAME]"

@@ -181,18 +181,19 @@ class FileService:
         return {"status": [status.st_size, status.st_mtime_ns]}, content
 
     def _renew(self, folder: Path) -> None:
-        """Begin a stay of a job: a new log and folder for checkpoints, and no record of an earlier stay.
+        """Give a job that comes to this host a new log and checkpoint folder, without what it left here earlier.
 
-        A worker of an earlier stay that is not dead yet holds the old ones, so that it cannot write to the new ones.
+        A leftover worker of its earlier time here has the old log and folder open and cannot write to the new ones. It
+        would create the folder again if its own was deleted and none was in its place, so the old one is deleted last.
         """
         for name in (_LOG, *_RECORDS):
             (folder / name).unlink(missing_ok=True)
         checkpoints = folder / _CHECKPOINTS
         if checkpoints.is_dir():
-            stale = checkpoints.with_name(f".{_CHECKPOINTS}.{time.time_ns()}")
-            checkpoints.rename(stale)
-            shutil.rmtree(stale, ignore_errors=True)
+            checkpoints.rename(checkpoints.with_name(f".{_CHECKPOINTS}.{time.time_ns()}"))
         checkpoints.mkdir(parents=True)
+        for stale in folder.glob(f".{_CHECKPOINTS}.*"):
+            shutil.rmtree(stale, ignore_errors=True)
 
 
 def _append(path: Path, start: int, size: int, payload: bytes, digest: str = "") -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import platform
 import re
+import resource
 import shutil
 import time
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ _NAME = re.compile(r"step-(\d+)\.ckpt")
 _DRAFT = re.compile(r"\..+\.ckpt\.(?:([0-9a-f]+)-)?(\d+)\.part")  # with machine and id of the process that writes it
 _FOREIGN_DRAFT_S = 86400.0  # after which a draft of another machine counts as abandoned
 _BEST = "best.ckpt"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_MAX_TRIES = 5  # to write a final state, where the error is not a full disk
 
 
 @cache
@@ -208,13 +211,32 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _describe(error: OSError, folder: Path) -> str:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno == errno.EFBIG:
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        shown = "of the file system" if limit == resource.RLIM_INFINITY else f"of {limit} bytes per file (ulimit -f)"
+        return f"it exceeds the limit {shown}. Raise the limit, or make the state smaller."
+    if error.errno in _NO_ROOM:
         free = shutil.disk_usage(folder).free if folder.is_dir() else 0
         return (
             f"the disk is full ({free / 2**20:.0f} MiB free). Free some space or lower keep; earlier checkpoints are "
             "unaffected."
         )
     return error.strerror or str(error)
+
+
+class FinalSaveRetries:
+    """Says when to stop trying to write a final state: never on a full disk, after a few tries for other errors."""
+
+    def __init__(self) -> None:
+        self._num_failed = 0
+
+    def is_exhausted(self, error: BaseException | None) -> bool:
+        """Count a failed try with its error; True if there is to be no other one."""
+        cause = error if isinstance(error, OSError) else getattr(error, "__cause__", None)
+        if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+            return False
+        self._num_failed += 1
+        return self._num_failed >= _MAX_TRIES
 
 
 def check_compatible(state: Mapping[str, Any], signature: Mapping[str, Any]) -> None:

@@ -66,6 +66,7 @@ class StateIO:
         self._send = send
         self._checkpoints = checkpoints  # None: nothing is saved
         self._faults = faults
+        self.error: OSError | CheckpointError | None = None  # of the last save, if it failed
 
     def save(self, *, is_best: bool = False, quietly: bool = False) -> str | None:
         """Write a checkpoint; returns its path, "" if checkpoints are off, or None if writing failed.
@@ -75,13 +76,16 @@ class StateIO:
         if self._checkpoints is None:
             return ""
         step = self._trainer.cursor.step
+        self.error = None
         try:
             self._faults.inject_in_save(step)
             with self._swap.readable():
                 return str(self._checkpoints.save(step, self._trainer.state_dict(), is_best=is_best))
         except OSError as error:
+            self.error = error
             failed = WorkerFailed("disk", f"step {step}: cannot write the checkpoint: {error.strerror}", step)
         except CheckpointError as error:
+            self.error = error
             failed = failure_message(error, step)
         if not quietly:
             self._send(failed)

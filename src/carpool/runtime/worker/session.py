@@ -55,7 +55,7 @@ from carpool.runtime.process.protocol import (
     TurnRequested,
     WorkerFailed,
 )
-from carpool.runtime.state.checkpoint import Checkpoints
+from carpool.runtime.state.checkpoint import Checkpoints, FinalSaveRetries
 from carpool.runtime.state.digest import digest
 from carpool.runtime.worker.rate_meter import RateMeter
 
@@ -289,10 +289,10 @@ class Session:
         self._is_leaving = True
 
     def _save_final(self) -> None:
-        """Write the final state; without room for it, wait: a program whose state is not on disk has not finished."""
-        error = self._save()
+        """Write the final state; on a full disk, wait: a program whose state is not on disk has not finished."""
+        error, retries = self._save(), FinalSaveRetries()
         while error is not None:
-            if self._channel is None:
+            if self._channel is None or retries.is_exhausted(error):
                 raise error
             self._handle_next(_RETRY_S)
             if self._is_leaving:

@@ -61,7 +61,7 @@ from carpool.runtime.reduce.process_group_reducer import PeerLost
 from carpool.runtime.reduce.reducer import Reducer, StepAborted
 from carpool.runtime.reduce.sync_batchnorm import SyncBatchNorms
 from carpool.runtime.sharing.turn_token import TurnToken, TurnTokens
-from carpool.runtime.state.checkpoint import Checkpoints
+from carpool.runtime.state.checkpoint import Checkpoints, FinalSaveRetries
 from carpool.runtime.state.mirror import MirrorWriter
 from carpool.runtime.state.state_io import StateIO
 from carpool.runtime.worker.error_classifier import failure_message, is_device_fault, is_out_of_memory, root_cause
@@ -107,6 +107,7 @@ class Worker:
         self._is_torn = False  # an update is incomplete: the state belongs to no step
         self._deferred: list[Received] = []
         self._unsaved_end = ""  # why training ended, while its final state cannot be written
+        self._retries = FinalSaveRetries()
 
     def run(self) -> None:
         """Train and carry out orders until `Leave` or the end of the channel."""
@@ -352,8 +353,11 @@ class Worker:
         context.finish(self._trainer)
         self._swap.swap_out()
         if context.proceed.rank == 0 and self._state_io.save() is None:
-            self._unsaved_end = reason
-            self._channel.send(Noted(f"its final state is not on disk: it ends when there is room ({_RETRY_S:g} s)"))
+            self._unsaved_end, self._retries = reason, FinalSaveRetries()
+            self._channel.send(
+                Noted(f"its final state is not on disk: the job ends once it is (tried every {_RETRY_S:g} s)")
+            )
+            self._count_failed_save()
         else:
             self._report_done(reason)
 
@@ -367,6 +371,17 @@ class Worker:
         elif self._state_io.save(quietly=True) is not None:
             reason, self._unsaved_end = self._unsaved_end, ""
             self._report_done(reason)
+        else:
+            self._count_failed_save()
+
+    def _count_failed_save(self) -> None:
+        """Fail the job if its final state cannot be written and free space would not help."""
+        error = self._state_io.error
+        if self._retries.is_exhausted(error):
+            self._unsaved_end = ""
+            self._channel.send(
+                WorkerFailed("input", f"its final state cannot be saved: {error}", self._trainer.cursor.step)
+            )
 
     def _report_done(self, reason: str) -> None:
         with self._swap.readable():

@@ -22,7 +22,7 @@ from carpool.core.occupancy import Occupancy
 from carpool.core.scheduler import Scheduler
 from carpool.core.typed_fields import Amount, Measured, decode_value
 from carpool.jobs.program import Program
-from carpool.jobs.untrusted_file import first_kept_byte, open_untrusted
+from carpool.jobs.untrusted_file import next_data, open_untrusted
 from carpool.service.queries.views import (
     ChangeView,
     DeviceShareView,
@@ -171,7 +171,7 @@ def exit_code(phase: Phase, error: str) -> int | None:
     return int(code[1]) if code else 0 if phase is Phase.FINISHED else 1
 
 
-def expected_end(job: Job, at: float, estimates: Estimator) -> TimeEstimate | None:
+def seconds_left(job: Job, at: float, estimates: Estimator) -> TimeEstimate | None:
     """Estimate the seconds a running job needs on its current devices: remaining work divided by its rate.
 
     None for a job whose length is unknown.
@@ -286,7 +286,7 @@ def node_views(occupancy: Occupancy, drained: Collection[int], devices: Iterable
 
 
 def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogChunk:
-    """Read up to `most` bytes of a log; a negative start counts from its end. A discarded part is skipped.
+    """Read up to `most` bytes of a log; a negative start counts from its end. Discarded and empty parts are skipped.
 
     A character that is cut off at the end is left for the next call, unless the log is complete.
     """
@@ -294,16 +294,17 @@ def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogChunk:
         with os.fdopen(open_untrusted(path), "rb") as file:
             size = file.seek(0, 2)
             start = max(0, size + start) if start < 0 else min(start, size)
-            start = max(start, first_kept_byte(file.fileno()))
+            start, stop = next_data(file.fileno(), start)
             file.seek(start)
-            text = file.read(most)
+            text = file.read(min(most, stop - start))
     except FileNotFoundError:
-        size, start, text = 0, 0, b""
+        size, start, stop, text = 0, 0, 0, b""
     except OSError as error:  # the job has put something else in its place
         whole = f"the log cannot be read: {error.strerror}\n".encode()
         size, start = len(whole), max(0, min(start, len(whole)))
-        text = whole[start:]
-    if not is_over or start + len(text) < size:
+        text, stop = whole[start:], len(whole)
+    is_cut = start + len(text) < stop or (stop == size and not is_over)  # at a hole the rest of a character is missing
+    if is_cut:
         text = _without_cut_character(text)
     end = start + len(text)
     return LogChunk(text.decode("utf-8", "replace"), start, end, is_over and end >= size)

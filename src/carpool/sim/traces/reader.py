@@ -123,6 +123,7 @@ class _Layout:
     first: str
     skipped_lines: int  # before the data
     is_headerless: bool
+    delimiter: str
 
     @property
     def places(self) -> dict[str, int]:
@@ -191,10 +192,10 @@ def _read(
 
 def _take_all(jobs: Collector, layout: _Layout, text: TextIOWrapper) -> None:
     lines = chain([layout.first], text) if layout.is_headerless else text
-    if layout.format.delimiter == ",":
-        rows = csv.reader(lines)
+    if layout.delimiter == "\t":
+        rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
-        rows = csv.reader(lines, delimiter=layout.format.delimiter, quoting=csv.QUOTE_NONE)
+        rows = csv.reader(lines, delimiter=layout.delimiter)
     line = layout.skipped_lines + 1
     while block := list(islice(rows, BLOCK_ROWS)):
         num_lines = layout.skipped_lines + 1 + rows.line_num - line
@@ -218,20 +219,26 @@ def _layout(path: Path, text: TextIOWrapper, named: str | None) -> _Layout:
         raise InputError("the file is empty", where=str(path), way_out="Give a file with at least one job.")
     forms = FORMATS[named] if named is not None else tuple(chain.from_iterable(FORMATS.values()))
     for form in forms:
-        cells = _cells(first, form.delimiter)
+        delimiter = _delimiter(first) if form.delimiter == "," else form.delimiter
+        cells = _cells(first, delimiter)
         header = tuple([cell.strip() for cell in cells])
         if set(form.columns) <= set(header):
             _refuse_twins(path, header, skipped + 1)
-            return _Layout(form, header, first, skipped + 1, is_headerless=False)
+            return _Layout(form, header, first, skipped + 1, is_headerless=False, delimiter=delimiter)
         if form.headerless is not None and form.headerless(cells):
-            return _Layout(form, form.columns, first, skipped, is_headerless=True)
+            return _Layout(form, form.columns, first, skipped, is_headerless=True, delimiter=delimiter)
     raise _unknown_header(path, first, skipped + 1, named, forms)
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
     if delimiter == "\t":
         return line.rstrip("\r\n").split("\t")
-    return next(csv.reader([line]), [])
+    return next(csv.reader([line], delimiter=delimiter), [])
+
+
+def _delimiter(first: str) -> str:
+    """What separates the cells of a CSV file; spreadsheets of some languages write semicolons."""
+    return max(",;", key=lambda delimiter: len(_cells(first, delimiter)))
 
 
 def _refuse_twins(path: Path, header: Sequence[str], line: int) -> None:
@@ -246,7 +253,7 @@ def _refuse_twins(path: Path, header: Sequence[str], line: int) -> None:
 
 def _unknown_header(path: Path, first: str, line: int, named: str | None, forms: Sequence[TraceFormat]) -> InputError:
     line_text = shown(first.strip())
-    found = {cell.strip() for cell in _cells(first, ",")}
+    found = {cell.strip() for cell in _cells(first, _delimiter(first))}
     nearest = max(forms, key=lambda form: len(found & set(form.columns)) / len(form.columns))
     missing = [name for name in nearest.columns if name not in found]
     if named is not None:
