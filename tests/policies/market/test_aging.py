@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from math import log2
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.draft import Draft
@@ -93,25 +95,24 @@ def test_marks_are_thinned_and_old_ones_left_out() -> None:
     assert len(clocks.times) <= 3
 
 
-def test_every_preemption_doubles_the_time_for_which_a_job_keeps_its_devices() -> None:
+def test_every_preemption_after_the_first_doubles_what_the_next_has_to_save() -> None:
     job = submitted("a").jobs[JobId("a")]
-    clocks = WaitingClocks(stops={job.id: 4})
-    assert clocks.reluctance([job], 1.0).tolist() == [8.0]
-    assert clocks.reluctance([job], 8.0 * 60.0 - 1.0).tolist() == [8.0]
-    assert clocks.reluctance([job], 8.0 * 60.0 + 1.0).tolist() == [1.0]
+    factors = [WaitingClocks(stops={job.id: count}).preemption_factors([job])[0] for count in range(5)]
+    assert factors == [1.0, 1.0, 2.0, 4.0, 8.0]
 
 
-def test_a_stream_of_short_jobs_preempts_a_long_one_only_now_and_then() -> None:
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([0.1, 1.0, 10.0]), st.floats(5.0, 60.0), st.integers(1, 64))
+def test_the_number_of_preemptions_follows_the_cost_of_a_move(move_s: float, length_s: float, weight: int) -> None:
+    """Factor 2^n on a move's cost exceeds the gain of any of the short jobs after a logarithmic number of times."""
     long = Arrival(0.0, JobSpec(JobId("long"), 1, 20_000.0))
-    short = [Arrival(50.0 + 100.0 * place, JobSpec(JobId(f"s{place}"), 1, 20.0)) for place in range(150)]
-    run = drive(Carpool(), Cluster.build([(1, 1, "V100")]), [long, *short])
-    stops = [
-        change.job
-        for record in run.records
-        for change in (record.planned.changes if record.planned else ())
-        if change.allocation is None
-    ]
-    assert 0 < stops.count(long.spec.id) <= 10, "once by each of them: 150"
+    spec = JobSpec(JobId(""), 1, length_s, weight=float(weight))
+    short = [Arrival(50.0 + 100.0 * place, replace(spec, id=JobId(f"s{place}"))) for place in range(120)]
+    run = drive(Carpool(move_s=move_s, patience_s=1e9), Cluster.build([(1, 1, "V100")]), [long, *short])
+    changes = [change for record in run.records for change in (record.planned.changes if record.planned else ())]
+    stops = [change.job for change in changes if change.allocation is None].count(long.spec.id)
+    most = 2 + log2(1.0 + weight * 20_000.0 / length_s * 1_000.0 / move_s)
+    assert 0 < stops <= most, f"{stops} preemptions, at most {most:.1f} of 120"
 
 
 def test_notes_of_before_preemptions_were_counted_are_read() -> None:

@@ -6,9 +6,9 @@ a clock from then on and never sets it back. The credit of a job is what the clo
 job had no devices. A job that has started with a larger weight keeps accumulating credit while it runs: otherwise jobs
 that still wait would overtake it one after another.
 
-A preempted job is protected for a while when it runs again: from the second preemption on, each doubles the protected
-time and, during it, the price of preempting the job. So it is preempted about as often as the logarithm of its length,
-and not once by each of the jobs that overtake it.
+From the second preemption on, each doubles what the next one has to save, which begins with the cost of a move: a job
+is preempted about as often as the logarithm of what the other jobs are worth over that cost, and not once by each of
+the jobs that overtake it. Where moves are cheap it may be preempted often, where they are expensive only a few times.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _FACTOR = 1.5  # by which a pace must change before it is marked
 _MOST_MARKS = 64  # then every second of the older half is left out
 _MOST_CREDIT = 30.0  # doublings of a weight
 _LEAST = 0.05  # least credit that is stored
-_FREE_STOPS, _MOST_STOPS = 1, 11  # preemptions that do not count yet, such as the end of a trial, and all that do
-_QUANTUM_S = 60.0  # for which a preempted job keeps its devices when it runs again, doubled by every preemption
+_FREE_STOPS, _MOST_STOPS = 1, 60  # preemptions that do not count yet, such as the end of a trial, and all that do
 _FREE = 1.0  # credit up to which a weight does not grow
 _GRACE_S, _OVERDUE_S = 7_200.0, 1_800.0  # waiting that is never overdue, and overdue waiting for a unit of credit
 
@@ -133,14 +132,12 @@ class WaitingClocks:
                 self.earned[job.spec.id] = float(credit[row])
                 self.is_changed = True
 
-    def reluctance(self, jobs: Sequence[Job], at: float) -> Floats:
-        """[job]: the factor on the value of its devices that preempting it once more takes now."""
+    def preemption_factors(self, jobs: Sequence[Job]) -> Floats:
+        """[job]: how many times the cost of a move preempting it once more has to save."""
         if not self.stops:
             return np.ones(len(jobs))
         counted = [min(self.stops.get(job.spec.id, 0), _MOST_STOPS) - _FREE_STOPS for job in jobs]
-        doubled = 2.0 ** np.maximum(0, counted)
-        held_s = at - np.array([job.since for job in jobs])
-        return np.asarray(np.where(held_s < _QUANTUM_S * doubled, doubled, 1.0))
+        return np.asarray(2.0 ** np.maximum(0, counted))
 
 
 def aged(weights: Floats, credit: Floats) -> Floats:

@@ -290,7 +290,9 @@ class Carpool(Policy):
         stays = worths * menu.stay_rates * stick * (1.0 + np.minimum(1.0, move / rest_here))
         least = np.where(values > 0.0, values, np.inf).min(axis=1)  # of all sizes alike: it may still grow and shrink
         able = runs & np.isfinite(least)
-        extra = np.where(able, memory.clocks.reluctance(menu.jobs, view.at) - 1.0, 0.0) * np.where(able, least, 0.0)
+        again = memory.clocks.preemption_factors(menu.jobs) - 1.0
+        charge = np.maximum(move, self.move_s) * again / rest_here
+        extra = np.where(able, charge, 0.0) * np.where(able, least, 0.0)
         return np.where(values > 0.0, values + extra[:, None], 0.0), stays + extra
 
     def _moves_s(self, view: Snapshot, jobs: Sequence[Job]) -> Floats:
