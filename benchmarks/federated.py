@@ -1,9 +1,9 @@
 """Three tasks on four heterogeneous devices, real trainings: our plans against (equal share, fixed batch), and alone.
 
-    python benchmarks/federated.py [--save]
+    python benchmarks/federated.py [--seeds 20 21 22] [--save]
 
 Tasks are the digits perceptron and two CNNs of examples/digits.py, with imbalanced data. Devices are emulated by CPU
-seconds times 1, 2, 4 and 8, so that load on the machine hardly matters. For each of three seeds:
+seconds times 1, 2, 4 and 8, so that load on the machine hardly matters. For each seed:
 
 - balanced, shortest and equal-steps, all tasks together: accuracy, idle time at the barrier, residual of equation 1;
 - each task alone, with the same rounds, devices, data and initial weights (plan equal-epochs).
@@ -34,7 +34,6 @@ from carpool.federated.federation_file import FederationFile, parse_federation
 from carpool.federated.figures import FederationFigures
 from carpool.runtime.process.forkserver import ForkServer
 
-SEEDS = (0, 1, 2)
 TASKS: tuple[dict[str, Any], ...] = (
     {"name": "mlp", "entry": "digits.py:mlp", "partition": {"sizes": [4, 3, 2, 1]}},
     {"name": "cnn", "entry": "digits.py:cnn", "args": {"channels": 8}, "partition": {"sizes": [1, 2, 3, 4]}},
@@ -70,11 +69,13 @@ async def measure(file: FederationFile, forks: ForkServer) -> dict[str, Any]:
     }
 
 
-async def measure_all(rounds: int, tasks: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+async def measure_all(
+    rounds: int, tasks: Sequence[dict[str, Any]], seeds: Sequence[int]
+) -> dict[str, list[dict[str, Any]]]:
     """All runs of all seeds."""
     found: dict[str, list[dict[str, Any]]] = {plan: [] for plan in (*PLANS, "alone")}
     async with fork_server() as forks:
-        for seed in SEEDS:
+        for seed in seeds:
             for plan in PLANS:
                 found[plan].append(await measure(description(seed, plan, tasks, rounds), forks))
             alone: dict[str, float] = {}
@@ -95,7 +96,7 @@ def accuracy_of(found: dict[str, list[dict[str, Any]]], task: str) -> dict[str, 
     rows: dict[str, Any] = {**means, "seed_noise": noise}
     for plan in OURS:
         differences = [ours - alone for ours, alone in zip(values[plan], values["alone"], strict=True)]
-        half = float(t.ppf(0.975, len(SEEDS) - 1)) * statistics.stdev(differences) / len(SEEDS) ** 0.5
+        half = float(t.ppf(0.975, len(differences) - 1)) * statistics.stdev(differences) / len(differences) ** 0.5
         mean = statistics.fmean(differences)
         rows[f"{plan}_minus_alone"] = [mean - half, mean, mean + half]
         rows[f"{plan}_same"] = means[plan] >= means["alone"] - 2 * noise
@@ -149,12 +150,13 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22])
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
-    results: dict[str, Any] = {"rounds": given.rounds}
+    results: dict[str, Any] = {"rounds": given.rounds, "seeds": given.seeds}
     partitions = {"imbalanced": TASKS, "skewed": [{**task, "partition": SKEWED} for task in TASKS]}
     for name, tasks in partitions.items():
-        found = asyncio.run(measure_all(given.rounds, tasks))
+        found = asyncio.run(measure_all(given.rounds, tasks, given.seeds))
         results[name] = {"summary": summary(found), "runs": found}
         show(name, results[name]["summary"])
         if given.save:
