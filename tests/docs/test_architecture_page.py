@@ -40,15 +40,34 @@ def test_a_walk_leads_through_at_most_twelve_files_that_hold_what_it_names(headi
             assert re.search(rf"\b(def|class) {name.rpartition('.')[2]}\b", text), f"{file} has no {name}"
 
 
-def test_files_of_the_index_hold_the_names_beside_them() -> None:
+def index_rows() -> list[tuple[str, str]]:
+    """Question and answer of each row of "Where to look"."""
     index = PAGE.partition("## Where to look")[2].partition("\n## ")[0]
-    noted = re.findall(r"`([\w/]+\.py)` \(([^)]*)\)", index)
-    assert len(noted) > 40
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", index, re.MULTILINE)
+    return [row for row in rows if row[0] != "question"]
+
+
+def test_a_question_of_the_index_is_asked_once_and_answered_by_at_most_three_files_that_exist() -> None:
+    rows = index_rows()
+    assert len(rows) > 100
+    assert len({question for question, _ in rows}) == len(rows)
+    for question, answer in rows:
+        files = re.findall(r"`([\w/]+\.(?:py|js))`", answer)
+        assert 0 < len(files) <= 3, question
+        missing = [file for file in files if not ((SOURCE / file).is_file() or (ROOT / file).is_file())]
+        assert missing == [], question
+
+
+def test_files_of_the_index_hold_the_names_beside_them() -> None:
+    noted = [
+        (file, note) for _, answer in index_rows() for file, note in re.findall(r"`([\w/]+\.py)` \(([^)]*)\)", answer)
+    ]
+    assert len(noted) > 100
     missing = [
         f"{file} has no {name}"
         for file, note in noted
-        for name in re.findall(r"`(\w+)`", note)
-        if not re.search(rf"\b{name}\b", (SOURCE / file).read_text(encoding="utf-8"))
+        for name in re.findall(r"`([A-Za-z_.]+)`", note)
+        if not re.search(rf"\b{name.rpartition('.')[2]}\b", (SOURCE / file).read_text(encoding="utf-8"))
     ]
     assert missing == []
 

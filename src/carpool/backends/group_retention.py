@@ -14,7 +14,7 @@ from carpool.core.topology import Neighbour, Placement
 from carpool.predictors.sharing.retention import CorePrior, Observed, RetentionModel, Sharer, Traits, shipped_prior
 
 _STEADY = 0.05  # least relative change of a measured group that is learned again
-_SETTLED = 0.12  # relative spread below which a rate counts as measured: first steps are slower
+_MAX_SPREAD = 0.12  # relative spread below which a rate counts as measured: first steps are slower
 
 
 class RateAlone(NamedTuple):
@@ -73,7 +73,7 @@ class GroupRetention:
         bases: list[float] = []
         for member, there in _placed(kind, mix):
             rate, alone = self._rates.measured(member, there), self._rates.rate_alone(member, there)
-            is_known = rate is not None and alone is not None and rate.std <= _SETTLED * rate.mean
+            is_known = rate is not None and alone is not None and rate.std <= _MAX_SPREAD * rate.mean
             speeds.append(rate.mean / alone.rate if is_known and rate is not None and alone is not None else None)
             bases.append(1.0 if alone is None else alone.share)
         sharers = tuple([self._sharer(kind, *entry) for entry in mix])
@@ -86,7 +86,7 @@ class GroupRetention:
         """The measured rate in exactly this mix over the rate alone on the whole device; None unless both are known."""
         there = self._rates.measured(spec, placement)
         alone = None if there is None else self._rates.rate_alone(spec, placement)
-        if there is None or alone is None or there.std > _SETTLED * there.mean:
+        if there is None or alone is None or there.std > _MAX_SPREAD * there.mean:
             return None
         under_cap = self.predicted(spec, Placement(placement.groups, alone.share, placement.batch_size))
         kept = min(1.0, there.mean / alone.rate * under_cap.mean)

@@ -26,7 +26,7 @@ from carpool.runtime.executor.reports import Report, Sized
 
 _LATEST = 0.4  # weight of the newest measurement
 _SERIAL = 0.1  # serial fraction of a step until measured: rate(n) = n / (1 + 0.1·(n − 1))
-_TYPICAL_S = 120.0  # length of an unknown job while no other is known
+_TYPICAL_S = 120.0  # length of an unknown job while no other is known; see `core/estimates.py`
 _SEEN = "measured"  # basis of a rate of a profile in exactly that setting
 _UNSURE = 0.5  # relative spread of a guess
 _LEAST = 0.1  # least relative spread of a rate that was not measured
@@ -55,15 +55,18 @@ class RateAverage:
 class OnlineEstimator(Estimator):
     """Estimates rates and lengths from the reports of running jobs, and from saved profiles before the first.
 
-    A rate is the moving average of reports under the same devices, share, batch size and neighbours
-    (`neighbours_of`). Elsewhere it is scaled from the nearest measurement of that job: by all jobs' step times over the
-    links, once it ran on different numbers of devices (`SiteRates`); else by its profile; else by the number of
-    devices (Amdahl, a tenth serial) and their speeds. Across nodes with measured links the predicted synchronisation
-    (`SpanModel`) is added to the step on one node. Shares and neighbours count as the retention model of the device
-    type predicts, which learns from every measured group (`RetentionModel`). A job that never ran and has no profile
-    has rate 1 on the reference device and the average known length. Batch sizes are compared by `goodput`, with the
-    reported gradient noise. Of jobs that ended long ago only the lengths are kept, so that planning does not slow down
-    over time.
+    A measured rate is the moving average of the reports with the same devices, share, batch size and co-located jobs
+    (`neighbours_of`). Any other rate of a job is scaled from its nearest measured one:
+
+    - to another number of devices: by a model of step times and links, if the job ran on several numbers (`SiteRates`);
+      else by its profile; else by Amdahl's law with a tenth serial, and the speeds of the devices;
+    - to several nodes with measured links: the predicted synchronisation is added to the step time (`SpanModel`);
+    - to another share or other co-located jobs: by the retention model of the device type, which learns from every
+      measured group (`RetentionModel`);
+    - to another batch size: by `goodput`, with the reported gradient noise.
+
+    A job that never ran and has no profile has rate 1 on the reference device and the mean of the known lengths. Of
+    jobs that ended long ago only the lengths are kept, so that planning does not slow down over time.
     """
 
     predicts_goodput = True

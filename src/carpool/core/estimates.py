@@ -32,8 +32,15 @@ class Use(NamedTuple):
 class Estimator(ABC):
     """Predicts rates and remaining work, and learns from reports. Policies only query it.
 
-    Every estimator implements `version`, `rate`, `remaining` and `learn`. All other methods have a default for
-    estimators that know nothing more. A flag says where an override changes what a policy does, rather than a value.
+    Every estimator implements `version`, `rate`, `remaining` and `learn`; the other methods have defaults. The flags
+    below tell a policy which of them an estimator overrides, where the policy then plans in another way.
+
+    The length of a job without measurements, profile or number of steps is assumed in three places:
+
+    - `OnlineEstimator.remaining`: the mean of the known lengths, 120 s without any; for policies that sum lengths;
+    - the default policy (`_unknown_s`): the median of the jobs in the queue, 300 s without any, scaled by steps; it
+      only orders jobs, and one very long job does not move the median;
+    - `carpool plan` (`GUESSED_S`): 120 s or the job's time limit, whatever other jobs take; printed with the forecast.
     """
 
     __slots__ = ()

@@ -55,7 +55,7 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         Setting("state", "", "state directory of the daemon; empty: ~/.local/state/carpool"),
-        Setting("devices", "", "devices for jobs, as for carpool run; empty: all GPUs, else all cores"),
+        Setting("devices", "", "devices for jobs, as for carpool run; empty: all free GPUs, else all cores"),
         Setting("policy", "", "scheduling policy; empty: the last one used, else the default"),
         Setting("lanes", "auto", "how jobs share a GPU: auto or slice, as for carpool run"),
         Setting("warm", 1, "warm worker processes per GPU"),

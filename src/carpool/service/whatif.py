@@ -28,8 +28,8 @@ LoadProfiles = Callable[[Sequence[ListedJob]], Mapping[JobId, ProfileRateModel]]
 class WhatIfPlanner:
     """Forecasts new jobs under the active policy, one request at a time, in a thread beside the daemon.
 
-    Running jobs are simulated as if they restarted with their remaining steps, so a predicted end may be somewhat late
-    but never early. Paused jobs are left out.
+    Running jobs are simulated as if they started again with their remaining steps. That adds a start-up they do not
+    need, so their predicted ends are slightly late. Paused jobs are left out.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import pytest
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.job_state.actions import BatchSplit
 from carpool.runtime.job_state.batch_split import BatchSplitter, LearningRateGain, MemoryShortage, why_not_split
-from carpool.runtime.job_state.proportional_split import SETTLED
+from carpool.runtime.job_state.proportional_split import MIN_PASSES
 from carpool.runtime.job_state.types import JobOptions, ProcessGroupEpoch, Target, WorkerSlot
 from carpool.runtime.process.protocol import Contributed, Ready, WorkerFailed
 
@@ -65,7 +65,7 @@ def test_parts_follow_measured_speeds_once_settled() -> None:
     assert counts(made, 0) == (10, 20)
     layout = made.layout(Target(1, BOTH), BOTH, 0, time_sliced=False, current=None, is_new=True)
     assert made.record(0, layout) == BatchSplit(0, (0, 1), (10, 20))
-    for _ in range(SETTLED):
+    for _ in range(MIN_PASSES):
         assert counts(made, 3) == (10, 20)
         made.on_pass(BOTH[0], Contributed(1, 0, 1.0, 10))
         made.on_pass(BOTH[1], Contributed(1, 0, 8.0, 20))
@@ -76,10 +76,10 @@ def test_parts_follow_measured_speeds_once_settled() -> None:
 def test_one_slow_pass_does_not_change_the_split() -> None:
     made = splitter()
     made.record(0, made.layout(Target(1, BOTH), BOTH, 0, time_sliced=False, current=None, is_new=True))
-    for number in range(SETTLED):
+    for number in range(MIN_PASSES):
         made.on_pass(BOTH[0], Contributed(1, 0, 1.0, 10))
         made.on_pass(BOTH[1], Contributed(1, 0, 50.0 if number == 0 else 1.0, 20))
-    assert counts(made, SETTLED) == (10, 20)
+    assert counts(made, MIN_PASSES) == (10, 20)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -89,7 +89,7 @@ def test_a_slower_split_is_taken_back_and_tried_again_ever_later(exact: bool) ->
     made.ready = Ready("", 8, 30, None, 100)
     current: ProcessGroupEpoch | None = None
     held: list[tuple[int, ...]] = []
-    for step in range(10 * SETTLED):
+    for step in range(10 * MIN_PASSES):
         layout = made.layout(Target(1, BOTH), BOTH, step, time_sliced=False, current=current, is_new=True)
         if current is None or layout != current.layout:
             layout = made.layout(Target(1, BOTH), BOTH, step, time_sliced=False, current=None, is_new=True)
@@ -100,18 +100,18 @@ def test_a_slower_split_is_taken_back_and_tried_again_ever_later(exact: bool) ->
         made.on_pass(BOTH[0], Contributed(1, 0, 2.0 if is_first else 4.0, layout.counts[0]))
         made.on_pass(BOTH[1], Contributed(1, 0, 1.0 if is_first else 2.0, layout.counts[1]))
     runs = [(counts == held[0], len(list(run))) for counts, run in itertools.groupby(held)]
-    assert runs[:4] == [(True, SETTLED), (False, SETTLED), (True, 2 * SETTLED), (False, SETTLED)]
-    assert runs[4] == (True, 4 * SETTLED)
+    assert runs[:4] == [(True, MIN_PASSES), (False, MIN_PASSES), (True, 2 * MIN_PASSES), (False, MIN_PASSES)]
+    assert runs[4] == (True, 4 * MIN_PASSES)
 
 
 def test_ordered_parts_do_not_count_as_a_failed_split() -> None:
     made = splitter()
     current: ProcessGroupEpoch | None = None
     held: list[tuple[int, ...]] = []
-    for step in range(12 * SETTLED):
-        is_ordered = step // SETTLED % 2
-        target = Target(1 + step // SETTLED, BOTH, parts=(15, 15) if is_ordered else ())
-        slow_down = 1.0 if step < 9 * SETTLED else 4.0  # late, the second device becomes slower than the first
+    for step in range(12 * MIN_PASSES):
+        is_ordered = step // MIN_PASSES % 2
+        target = Target(1 + step // MIN_PASSES, BOTH, parts=(15, 15) if is_ordered else ())
+        slow_down = 1.0 if step < 9 * MIN_PASSES else 4.0  # late, the second device becomes slower than the first
         layout = made.layout(target, BOTH, step, time_sliced=False, current=current, is_new=True)
         if current is None or layout != current.layout:
             made.record(step, layout)
@@ -119,7 +119,7 @@ def test_ordered_parts_do_not_count_as_a_failed_split() -> None:
         held.append(layout.counts)
         made.on_pass(BOTH[0], Contributed(1, 0, 0.4 * layout.counts[0], layout.counts[0]))
         made.on_pass(BOTH[1], Contributed(1, 0, slow_down * 0.1 * layout.counts[1], layout.counts[1]))
-    free = [held[first : first + SETTLED] for first in range(0, 12 * SETTLED, 2 * SETTLED)]
+    free = [held[first : first + MIN_PASSES] for first in range(0, 12 * MIN_PASSES, 2 * MIN_PASSES)]
     assert {counts for block in free[1:5] for counts in block} == {(6, 24)}
     assert set(free[5]) == {(15, 15)}  # by what was measured in the order's time
 
@@ -128,8 +128,8 @@ def test_parts_of_an_expired_order_are_left_at_once() -> None:
     made = splitter()
     current: ProcessGroupEpoch | None = None
     held: list[tuple[int, ...]] = []
-    for step in range(3 * SETTLED):
-        target = Target(1 + step, BOTH, parts=(15, 15) if step in {2 * SETTLED, 2 * SETTLED + 1} else ())
+    for step in range(3 * MIN_PASSES):
+        target = Target(1 + step, BOTH, parts=(15, 15) if step in {2 * MIN_PASSES, 2 * MIN_PASSES + 1} else ())
         layout = made.layout(target, BOTH, step, time_sliced=False, current=current, is_new=True)
         if current is None or layout != current.layout:
             made.record(step, layout)
@@ -137,7 +137,7 @@ def test_parts_of_an_expired_order_are_left_at_once() -> None:
         held.append(layout.counts)
         for slot, count, sample_s in zip(BOTH, layout.counts, (0.4, 0.1), strict=True):
             made.on_pass(slot, Contributed(1, 0, sample_s * count, count))
-    assert held[2 * SETTLED - 1 :] == [(6, 24), (15, 15), (15, 15), *[(6, 24)] * (SETTLED - 2)]
+    assert held[2 * MIN_PASSES - 1 :] == [(6, 24), (15, 15), (15, 15), *[(6, 24)] * (MIN_PASSES - 2)]
 
 
 def test_ordered_parts_are_used() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.runtime.job_state.proportional_split import SETTLED
+from carpool.runtime.job_state.proportional_split import MIN_PASSES
 from carpool.runtime.job_state.update_sharding import (
     UpdateCosts,
     UpdateSharding,
@@ -59,7 +59,7 @@ def test_ranges_are_chosen_once_after_enough_measurements(copy_s: float, expecte
     planner = UpdateShardingPlanner()
     fast, slow = ("cpu8", 1.0), ("cpu4", 1.0)
     sizes = (1_000_000,) * 9
-    for _ in range(SETTLED):
+    for _ in range(MIN_PASSES):
         assert planner.ranges(sizes, [fast, slow]) == ()
         planner.measure(fast, 1e-7, copy_s)
         planner.measure(slow, 2e-7, copy_s)
@@ -78,16 +78,16 @@ def test_a_division_that_proves_worse_than_none_is_given_up(sharded_s: float, is
     planner = UpdateShardingPlanner()
     shares = [("cpu8", 1.0), ("cpu4", 1.0)]
     sizes = (1_000_000,) * 9
-    for _ in range(SETTLED):
+    for _ in range(MIN_PASSES):
         for share, update_s in zip(shares, (1e-8, 2e-8), strict=True):
             planner.measure(share, update_s, 1e-9)
         planner.on_step(shares, (), 1.0)
     chosen = planner.ranges(sizes, shares)
     assert chosen
-    for _ in range(SETTLED):
+    for _ in range(MIN_PASSES):
         planner.on_step(shares, chosen, 9.0)  # new memory is touched for the first time
         assert planner.ranges(sizes, shares) == chosen
-    for _ in range(SETTLED):
+    for _ in range(MIN_PASSES):
         planner.on_step(shares, chosen, sharded_s)
     assert planner.ranges(sizes, shares) == (chosen if is_kept else ())
 
@@ -96,6 +96,6 @@ def test_an_ordered_division_is_kept_whatever_it_takes() -> None:
     planner = UpdateShardingPlanner(UpdateSharding.EVEN)
     shares = [("cpu1", 1.0), ("cpu1", 1.0)]
     for sync_s, ranges in ((1.0, ()), (5.0, planner.ranges((5, 5), shares))):
-        for _ in range(2 * SETTLED):
+        for _ in range(2 * MIN_PASSES):
             planner.on_step(shares, ranges, sync_s)
     assert planner.ranges((5, 5), shares) == ((0, 1), (1, 2))

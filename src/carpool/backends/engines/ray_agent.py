@@ -39,7 +39,7 @@ class NodeAgent:
 
     def __init__(self, member: str, devices: str) -> None:
         self._member = member  # name in the fleet
-        self._devices = devices  # as --devices; empty: all GPUs, else all cores
+        self._devices = devices  # as --devices; empty: all free GPUs, else all cores
         self._process: subprocess.Popen[bytes] | None = None
         self._host: dict[str, Any] = {}
 

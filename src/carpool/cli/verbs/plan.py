@@ -31,7 +31,10 @@ Examples:
 @click.argument("jobs", metavar="JOBS.toml")
 @click.option("--policy", metavar="NAME[:key=value]…", help="Scheduling policy. [default: as for run]")
 @click.option(
-    "--devices", default="", metavar="SPEC", help="Devices to plan for, as for run. [default: all GPUs, else all cores]"
+    "--devices",
+    default="",
+    metavar="SPEC",
+    help="Devices to plan for, as for run. [default: all free GPUs, else all cores]",
 )
 @click.option("--oversubscribe", is_flag=True, help="Allow cpu:CxK devices to share cores.")
 @click.option("--probe", is_flag=True, help="Run a few steps of every job that has no profile.")

@@ -33,7 +33,7 @@ Examples:
 @click.argument("entry", metavar="ENTRY")
 @click.option("--args", "args_text", default="", metavar="TABLE", help="Arguments of the entry: '{ lr = 0.1 }'.")
 @click.option("--batches", default="", metavar="M,M…", help="Batch sizes. [default: 1/8 to 4 times the training's own]")
-@click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all GPUs, else all cores]")
+@click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all free GPUs, else all cores]")
 @click.option("--shares", default="1", metavar="F,F…", show_default=True, help="Shares of a device, at most 1.")
 @click.option(
     "--with", "other", default="", metavar="ENTRY", help="Also measure with this training on the same device."

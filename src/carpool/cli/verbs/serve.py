@@ -48,7 +48,7 @@ Examples:
     "--devices",
     default=None,
     metavar="SPEC",
-    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all GPUs, else all cores]",
+    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all free GPUs, else all cores]",
 )
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
 @engine_options

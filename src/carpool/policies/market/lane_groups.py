@@ -1,9 +1,10 @@
 """Lane groups: jobs that share a device at chosen shares, where that saves weighted completion time.
 
-Used where the estimator predicts what jobs keep at any shares (`Estimator.retention`). Blocks of jobs, at first single
-ones, are merged while that saves most of the completion time of all jobs, if blocks run in the order of the time they
-take over their weight (`Schedule`). While a prediction is uncertain, a quarter of a standard deviation is added to it,
-less for short jobs, so that a group that could pay is tried; once it is measured, the measurement counts.
+Used where the estimator predicts which part of its speed a job keeps at a share (`Estimator.retention`). At first each
+job is a block of its own. The two blocks whose merger saves most weighted completion time are merged, until no merger
+saves enough. For this, blocks are assumed to run by duration divided by weight, smallest first (`Schedule`).
+While a prediction is uncertain, a quarter of its standard deviation is added, less for short jobs, so that a promising
+group is tried; once it is measured, the measurement counts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from carpool.policies.market.menu import Menu
 
 LEVELS = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)  # shares: spare workers are kept per share
 MOST = 8  # jobs on one device
-_SUMS = (1.0, 1.2, 1.5, 2.0)  # of equal shares: moderately past the whole device is usually best
+_SUMS = (1.0, 1.2, 1.5, 2.0)  # of a group's shares, tried with equal ones: somewhat more than 1 is usually fastest
 _CONSIDERED = 16  # blocks beside those that share devices already
 _OPTIMISM = 0.25  # standard deviations added to a prediction
 _TRIAL_S = 3.0  # what a trial of a group may cost
@@ -84,8 +85,9 @@ def completion(weights: Sequence[float], seconds: Sequence[float], speeds: Seque
 class Schedule:
     """Σ weight · completion time of all jobs, by the blocks that they form.
 
-    Blocks run in the order of the time they take over their weight. On one device a block waits for all before it; of
-    n blocks on m devices it waits for an m-th of these, times (n − m)/(n − 1), since the first m start at once.
+    Blocks are assumed to run by duration divided by weight, smallest first. On one device, a block waits for the sum of
+    the durations before it. Of n blocks on m devices, it waits for that sum times 1/m (the devices work in parallel)
+    times (n − m)/(n − 1) (the first m blocks do not wait).
     """
 
     def __init__(self, ends: Floats, weights: Floats, widths: Floats, devices: float) -> None:

@@ -182,9 +182,10 @@ class Carpool(Policy):
         return memory.outlook.along
 
     def _work(self, view: Snapshot, menu: Menu, memory: PolicyMemory) -> Floats:
-        """Units of work left of each job: as estimated, else as jobs of its model needed, else as much as is done.
+        """Units of work left of each job: the estimate, else what jobs of its model took, else as much as it has done.
 
-        A job that has not run yet, and whose rate is an estimate, is taken to need `_YOUNG_S`.
+        A job that has not run yet and whose rates are estimates is assumed to need `_YOUNG_S`; where not even the scale
+        of its rates is known, `_unknown_s`.
         """
         known, at = self.lengths == "known", view.at
         if known and menu.is_sure.all():
@@ -207,10 +208,10 @@ class Carpool(Policy):
         return work
 
     def _unknown_s(self, view: Snapshot, menu: Menu, work: Floats, unknown: Sequence[int]) -> Floats:
-        """Seconds of jobs that never ran: as the others take, more for one with more steps, less by hope.
+        """Assumed seconds of jobs that never ran: the median of the others, scaled by steps, then reduced by `hope`.
 
-        Hope gets a job looked at early. Its rate is known within seconds; a short job that is taken to be as long as
-        the others would wait for all of them.
+        The reduction starts such a job early. Its rate is then known within seconds; without it, a job that is in fact
+        short would wait for all the others.
         """
         done = np.array([job.done_at(view.at) for job in menu.jobs])
         known = np.setdiff1d(np.arange(len(work)), unknown)

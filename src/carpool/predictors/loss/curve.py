@@ -30,7 +30,7 @@ _FEWEST = 5  # points before a curve is used
 _FLOORS = 16  # floors tried from 0 to the current loss (or the target), then again between the likely ones
 _ROUNDS = 20  # of the damped Gauss-Newton iteration
 _LEAST = 0.02  # of the largest loss: errors of smaller ones are not weighted more
-_SETTLED = 1e-3  # relative gain of a round below which it is the last
+_MIN_GAIN = 1e-3  # relative gain of a round below which it is the last
 _UNLIKELY = 1e-3  # of the likelihood of the best floor
 _OUTLYING = 1.5  # residuals beyond so many standard deviations count less (Huber)
 _MOST_SURE = 40.0  # points after which confidence stops growing: no training follows the formula exactly
@@ -230,7 +230,7 @@ def _fit_each(steps: Floats, losses: Floats, floors: Floats) -> _Fits:
         gained = float(((best.errors - tried.errors) / best.errors).max())
         best = best.where(is_better, tried)
         damping = np.clip(np.where(is_better, damping / 4.0, damping * 8.0), 1e-9, 1e6)
-        if 0.0 <= gained < _SETTLED:
+        if 0.0 <= gained < _MIN_GAIN:
             break
     b0, b1 = np.exp(best.logs).T / loss_unit
     return _Fits(floors, b0 / step_unit, b1, best.errors, best.scatter)

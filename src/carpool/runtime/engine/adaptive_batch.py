@@ -1,8 +1,8 @@
 """Adaptive batch size: measures gradient noise, changes the batch size and scales the learning rate.
 
-With another batch size a step counts for `gain` steps of the training's own batch if the learning rate grows by as
-much; for adaptive optimizers such as Adam by its square root (Malladi et al., NeurIPS 2022). The base rates of a
-schedule are scaled too.
+A step with another batch size makes the progress of `gain` steps with the training's own if the learning rate is
+multiplied by `gain`, for adaptive optimizers such as Adam by its square root (Malladi et al., NeurIPS 2022). The base
+rates of a schedule are multiplied too; the schedule still advances by one per step.
 """
 
 from __future__ import annotations

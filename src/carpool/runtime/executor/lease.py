@@ -1,8 +1,8 @@
 """Lease of an executor: it may run jobs only while its client has recently answered a heartbeat; pure.
 
-The lease runs from the moment at which the executor sent the heartbeat, not from the arrival of the answer: an answer
-that a broken link delivers late extends nothing. The client counts from the moment at which it sent its last answer,
-which is later. So once the lease has passed on the client's clock, the executor stands still on its own.
+The executor counts from the moment it sent the heartbeat, not from the arrival of the answer, so an answer that a
+broken link delivers late extends nothing. The client counts from the moment it sent its last answer, which is later. So
+when the lease has ended by the client's count, it has ended by the executor's too, and the executor runs no step.
 """
 
 from __future__ import annotations

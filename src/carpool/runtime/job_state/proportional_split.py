@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from carpool.runtime.reduce.shards import maximal_subtrees
 
 MIN_GAIN = 0.05  # of the slowest pass, for a new split
-SETTLED = 8  # passes measured on every device type before a new split; as many are remembered
+MIN_PASSES = 8  # passes measured on every device type before a new split; as many are remembered
 
 DeviceShare = tuple[str, float]  # device type and fraction
 
@@ -37,7 +37,7 @@ class DeviceSpeeds:
     def measure(self, share: DeviceShare, seconds: float, samples: int) -> None:
         if samples <= 0 or seconds <= 0.0:
             return
-        self.measured.setdefault(share, deque(maxlen=SETTLED)).append(seconds / samples)
+        self.measured.setdefault(share, deque(maxlen=MIN_PASSES)).append(seconds / samples)
         self.passes[share] = self.passes.get(share, 0) + 1
 
     def of(self, share: DeviceShare) -> float:
@@ -52,7 +52,7 @@ class DeviceSpeeds:
 
     def are_settled(self, shares: Sequence[DeviceShare], times: int = 1) -> bool:
         """Whether each has been measured ``times`` as often as needed since the last change."""
-        return all(self.passes.get(share, 0) >= times * SETTLED for share in shares)
+        return all(self.passes.get(share, 0) >= times * MIN_PASSES for share in shares)
 
 
 def split_proportionally(pieces: int, speeds: Sequence[float], least: int = 0) -> tuple[int, ...]:

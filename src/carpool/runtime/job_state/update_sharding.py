@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from carpool.runtime.job_state.proportional_split import SETTLED, DeviceShare
+from carpool.runtime.job_state.proportional_split import MIN_PASSES, DeviceShare
 
 Ranges = tuple[tuple[int, int], ...]  # parameters [first, stop) of every rank; empty: all update all
 
@@ -125,18 +125,25 @@ class UpdateShardingPlanner:
     def measure(self, share: DeviceShare, update_s: float, copy_s: float) -> None:
         """Record seconds per element; 0 means unknown."""
         if update_s > 0.0 and copy_s > 0.0:
-            self._update_s.setdefault(share, deque(maxlen=SETTLED)).append(update_s)
-            self._copy_s.setdefault(share, deque(maxlen=SETTLED)).append(copy_s)
+            self._update_s.setdefault(share, deque(maxlen=MIN_PASSES)).append(update_s)
+            self._copy_s.setdefault(share, deque(maxlen=MIN_PASSES)).append(copy_s)
 
     def on_step(self, shares: Sequence[DeviceShare], ranges: Ranges, sync_s: float) -> None:
         """Record the time of a step beside its longest pass; sharding that proves slower than none is given up."""
         key = tuple(shares)
-        known = self._sync_s.setdefault((key, ranges), deque(maxlen=2 * SETTLED))
+        known = self._sync_s.setdefault((key, ranges), deque(maxlen=2 * MIN_PASSES))
         known.append(sync_s)
         unsharded = self._sync_s.get((key, ()))
-        if self._sharding is not UpdateSharding.CHOSEN or not ranges or unsharded is None or len(known) < 2 * SETTLED:
+        if (
+            self._sharding is not UpdateSharding.CHOSEN
+            or not ranges
+            or unsharded is None
+            or len(known) < 2 * MIN_PASSES
+        ):
             return
-        if statistics.median(list(known)[SETTLED:]) > statistics.median(unsharded):  # the first ones touch new memory
+        if statistics.median(list(known)[MIN_PASSES:]) > statistics.median(
+            unsharded
+        ):  # the first ones touch new memory
             self._chosen[key] = ()
 
     def ranges(self, sizes: tuple[int, ...], shares: Sequence[DeviceShare]) -> Ranges:
@@ -146,7 +153,7 @@ class UpdateShardingPlanner:
         """
         key = tuple(shares)
         if key not in self._chosen:
-            is_measured = all(len(self._update_s.get(share, ())) >= SETTLED for share in shares)
+            is_measured = all(len(self._update_s.get(share, ())) >= MIN_PASSES for share in shares)
             if self._sharding is UpdateSharding.CHOSEN and not is_measured:
                 return ()
             self._chosen[key] = self._choose(sizes, key)

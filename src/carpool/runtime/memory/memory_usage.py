@@ -88,7 +88,7 @@ def current_memory(device: torch.device) -> int:
 class MemoryGrowth:
     """Tells a leak from a batch that never fitted: compares the memory held after the first steps with now."""
 
-    _SETTLED = 3  # steps after which optimizer state and caches exist
+    _WARMUP_STEPS = 3  # steps after which optimizer state and caches exist
     _FACTOR = 1.5  # of growth that is called a leak
 
     def __init__(self, device: torch.device) -> None:
@@ -98,7 +98,7 @@ class MemoryGrowth:
 
     def count_step(self) -> None:
         self._steps += 1
-        if self._steps == self._SETTLED:
+        if self._steps == self._WARMUP_STEPS:
             self._settled_bytes = current_memory(self._device)
 
     def description(self) -> str:
@@ -108,7 +108,7 @@ class MemoryGrowth:
             return ""
         before, after = (f"{size / 2**20:.0f} MiB" for size in (self._settled_bytes, now))
         return (
-            f"Memory grew from {before} after {self._SETTLED} steps to {after} after {self._steps}: a leak. Keep "
+            f"Memory grew from {before} after {self._WARMUP_STEPS} steps to {after} after {self._steps}: a leak. Keep "
             "numbers or detached tensors of a step (loss.item(), loss.detach()), not tensors with their graph."
         )
 

@@ -110,10 +110,10 @@ class Checkpoints:
         self._held: int | None = None  # descriptor of the folder
 
     def hold(self) -> Checkpoints:
-        """Create the folder and write to it alone from now on.
+        """Create the folder, open it, and write by that descriptor from now on, even if the folder is renamed.
 
-        If the job later returns to this machine and gets a new folder, a leftover process still writes to the old one,
-        which is not read any more.
+        If the job leaves this machine and returns, its folder is replaced. A leftover process of its earlier time here
+        then writes to the old folder, which nobody reads.
         """
         with contextlib.suppress(OSError):  # the first save reports it
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -67,9 +67,10 @@ class IntegrityReport(NamedTuple):
 
 
 def find_lost_records(lines: Mapping[int, LogLine], first: int, reading: LogContents) -> tuple[LostRecord, ...]:
-    """Records from `first` on that neither copy has, with the jobs that the next line or the remains name.
+    """Records from `first` on that are in neither copy, with the jobs that the next line or the damaged one names.
 
-    `lines` are those of both copies. Behind the last of them, only remains in the log show a loss.
+    `lines` are the records of both copies together. A record after the last of these is known to be lost only if the
+    log has a damaged line there.
     """
     last = max(lines)
     lost = [number for number in range(max(1, first), last) if number not in lines]

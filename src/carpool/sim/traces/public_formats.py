@@ -1,7 +1,7 @@
 """Public trace formats: Alibaba PAI 2020 and 2023 pods, Gavel, Helios, Philly and Pollux.
 
-Both let a job ask for a fraction of a GPU. Our traces count whole devices, so the fraction is rounded up, and the
-trace's notes say how often.
+Jobs of the two Alibaba formats can request a fraction of a GPU. It is rounded up to whole devices, and the trace's
+notes say how often.
 """
 
 from __future__ import annotations
