@@ -14,7 +14,8 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.runtime.executor.reports import Outcome
-from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions, commit_inline
+from carpool.service.daemon.group_commit import commit_inline
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.store.store import Store
 from tests.support.fake_executor import FakeExecutor
 

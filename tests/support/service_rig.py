@@ -24,7 +24,8 @@ from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.reports import Outcome, Report, Told
 from carpool.service.admission import Quotas
-from carpool.service.daemon.loop import Commit, DaemonLoop, LoopHooks, LoopOptions, commit_inline
+from carpool.service.daemon.group_commit import Commit, commit_inline
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog

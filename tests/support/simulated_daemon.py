@@ -27,7 +27,8 @@ from carpool.jobs.program import Program
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Facts, Gone, Report
-from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions, commit_inline
+from carpool.service.daemon.group_commit import commit_inline
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.read_model import ReadModel
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog

@@ -1,10 +1,11 @@
-"""Executors of a live scheduler: executor and clock ports, and a group that sends orders to the right executor."""
+"""Executors of a live scheduler: ports, a group that sends orders to the right one, and an inbox of their reports."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from carpool.backends.fleet import LOCAL, OrderRouter, Owner
@@ -14,7 +15,16 @@ from carpool.core.model import JobId
 from carpool.jobs.program import Program
 from carpool.runtime.executor.reports import Report
 
-__all__ = ["LOCAL", "ExecutorGone", "ExecutorGroup", "ExecutorPort", "Introduction", "WaitableClock", "WallClock"]
+__all__ = [
+    "LOCAL",
+    "ExecutorGone",
+    "ExecutorGroup",
+    "ExecutorPort",
+    "Introduction",
+    "ReportInbox",
+    "WaitableClock",
+    "WallClock",
+]
 
 
 class ExecutorGone(CarpoolError):
@@ -172,3 +182,60 @@ class ExecutorGroup:
         self._programs.pop(job, None)
         for name in sorted(self._known.pop(job, ())):
             self._ports[name].forget(job)
+
+
+class ReportInbox:
+    """The next report of each executor that is listened to, in the order of arrival."""
+
+    def __init__(self, executors: ExecutorGroup, clock: WaitableClock) -> None:
+        self._executors = executors
+        self._clock = clock
+        self._receiving: dict[str, asyncio.Task[Report]] = {}  # by executor
+        self._arrived: deque[str] = deque()
+        self._has_arrived = asyncio.Event()
+
+    @property
+    def names(self) -> Collection[str]:
+        """The executors that are listened to."""
+        return self._receiving.keys()
+
+    def listen(self, name: str) -> None:
+        """Receive the next report of an executor; after each report this is called again."""
+        self.ignore(name)
+        self._receiving[name] = task = asyncio.create_task(self._executors[name].receive())
+        task.add_done_callback(lambda task: self._on_received(name))
+
+    def ignore(self, name: str) -> None:
+        if (receiving := self._receiving.pop(name, None)) is not None:
+            receiving.cancel()
+
+    def is_listening(self, name: str) -> bool:
+        return name in self._receiving and not self._receiving[name].done()
+
+    def _on_received(self, name: str) -> None:
+        self._arrived.append(name)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `wait` return."""
+        self._has_arrived.set()
+
+    async def wait(self, tasks: set[asyncio.Task[Any]], until: float | None) -> None:
+        """Wait for a report, `wake`, one of the tasks, or an instant; the cost is independent of executors."""
+        waiting = asyncio.create_task(self._has_arrived.wait())
+        try:
+            await self._clock.wait({waiting, *tasks}, until)
+        finally:
+            waiting.cancel()
+
+    def take(self) -> Iterator[tuple[str, Report]]:
+        """The reports that have arrived, each with its executor, which is not listened to until `listen`."""
+        self._has_arrived.clear()
+        for _ in range(len(self._arrived)):
+            name = self._arrived.popleft()
+            if name in self._receiving and self._receiving[name].done():
+                yield name, self._receiving.pop(name).result()
+
+    def close(self) -> None:
+        for name in list(self._receiving):
+            self.ignore(name)

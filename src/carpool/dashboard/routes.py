@@ -29,7 +29,7 @@ from carpool.dashboard.pages import PAGES, Compute, Page, PageRequest
 from carpool.dashboard.stream import page_events
 from carpool.dashboard.time_window import LENGTHS
 from carpool.service.auth import Forbidden, Principal
-from carpool.service.daemon.loop import CommitFailed
+from carpool.service.daemon.group_commit import CommitFailed
 from carpool.service.http.auth_middleware import HEADERS
 from carpool.service.http.limits import Limits
 from carpool.service.http.problems import RequestRejected

@@ -20,7 +20,8 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.runtime.executor.reports import Facts, Outcome, Told
-from carpool.service.daemon.loop import Commit, CommitFailed, DaemonLoop, LoopHooks, LoopOptions, commit_inline
+from carpool.service.daemon.group_commit import Commit, CommitFailed, commit_inline
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.store.store import Store
 from tests.support.fake_executor import FakeExecutor
 
@@ -39,7 +40,7 @@ def make_loop(scheduler: Scheduler, store: Store, machine: FakeExecutor, hooks: 
 
 
 def commit_with(loop: DaemonLoop, commit: Commit) -> None:
-    loop._options = replace(loop._options, commit=commit)
+    loop._commits.commit = commit
 
 
 class Loops:
@@ -294,7 +295,7 @@ def test_reports_without_a_following_record_are_stored(loops: Loops) -> None:
         machine.at(2.0, loop.stop)
         await running
         loop.tell(JobId("a"), "and something else")
-        await loop._commit_once()
+        await loop._commits.commit_once()
         told = [note.report.get("words") for entry in store.entries() for note in entry.reports]
         assert told == [None, "something", "and something else"]
 

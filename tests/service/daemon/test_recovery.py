@@ -17,8 +17,9 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.runtime.executor.client_protocol import HeldJobStatus
+from carpool.service.daemon.group_commit import commit_inline
 from carpool.service.daemon.halving_control import HalvingControl
-from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions, commit_inline
+from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.recovery import (
     ResyncActions,
     StateObservers,

@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 from carpool.jobs.job_keys import KEYS
 from carpool.runtime.executor.job_folder import JobFolder
-from carpool.service.daemon.loop import ReadOnly
+from carpool.service.daemon.group_commit import ReadOnly
 from carpool.service.http.problems import problem_of_error
 from carpool.service.http.schemas import JobTable
 from tests.support.http_rig import BASE, HttpRig, open_http
@@ -289,13 +289,13 @@ def test_metrics_need_a_role_that_sees_all_jobs(tmp_path: Path) -> None:
 
 def test_on_a_full_disk_nothing_is_accepted_and_the_daemon_is_not_ready(tmp_path: Path) -> None:
     async def scenario(rig: HttpRig) -> None:
-        rig.backend.loop.disk_full = "the disk is full"
+        rig.backend.loop._commits.disk_full = "the disk is full"
         with pytest.raises(ReadOnly):
             await rig.backend.loop.submit([])
         ready = await rig["ada"].get("/v1/health/ready")
         assert (ready.status_code, ready.json()["status"]) == (503, "disk full")
         assert problem_of_error(ReadOnly("full")).status_code == 507
-        rig.backend.loop.disk_full = ""
+        rig.backend.loop._commits.disk_full = ""
         assert (await rig["ada"].get("/v1/health/ready")).status_code == 200
 
     run_scenario(tmp_path, scenario)

@@ -10,8 +10,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.backends.executors import ExecutorGone, ExecutorGroup, ExecutorPort, Introduction, WaitableClock
-from carpool.core.errors import CarpoolError
+from carpool.backends.executors import (
+    ExecutorGone,
+    ExecutorGroup,
+    ExecutorPort,
+    Introduction,
+    ReportInbox,
+    WaitableClock,
+)
 from carpool.core.messages import (
     Assign,
     Fact,
@@ -31,9 +37,10 @@ from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import report_to_json
 from carpool.runtime.executor.reports import Facts, Gone, HandedOver, InvalidReport, Outcome, Report, Sized, Told
+from carpool.service.daemon.group_commit import Commit, GroupCommit, ReadOnly
 from carpool.service.daemon.policy_guard import PlanningBudget
 from carpool.service.store.disk_space import DiskReserve
-from carpool.service.store.store import ExecutorMark, Store, StoreFull, snapshot_text
+from carpool.service.store.store import ExecutorMark, Store, snapshot_text
 
 _RECORDS_RETAINED = 100_000  # for job histories; replaying them at a start takes some seconds
 _RECORDS_PER_SNAPSHOT = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
@@ -41,12 +48,6 @@ _RECORDS_PER_SNAPSHOT = 1000  # folding so many takes a fraction of a second; wi
 _log = logging.getLogger(__name__)
 
 RenewExecutor = Callable[[str, str], Awaitable[tuple[ExecutorPort, Sequence[Fact]]]]  # of name and reason
-Commit = Callable[[Callable[[], None]], Awaitable[None]]
-
-
-async def commit_inline(commit: Callable[[], None]) -> None:
-    """Run a commit in the event loop: quicker than in a thread where no client waits for an answer."""
-    commit()
 
 
 class LoopEnd:
@@ -103,12 +104,14 @@ class LoopOptions:
     end: LoopEnd = field(default_factory=LoopEnd)
 
 
-class CommitFailed(CarpoolError):
-    """The journal could not be written, so the request was not accepted."""
+@dataclass(slots=True)
+class _Pending:
+    """What follows once the records of the next commit are durable."""
 
-
-class ReadOnly(CarpoolError):
-    """The disk is full: no jobs are accepted."""
+    orders: list[Order] = field(default_factory=list)  # to be sent
+    submitted: list[JobId] = field(default_factory=list)  # to be introduced
+    ended: list[JobId] = field(default_factory=list)  # to be forgotten
+    heard: dict[str, ExecutorMark] = field(default_factory=dict)  # by executor: to be acknowledged
 
 
 class DaemonLoop:
@@ -141,32 +144,31 @@ class DaemonLoop:
         self._notes = dict(notes or {})  # likewise
         self.leaves_running = False
         self._stopping, self._aborting = asyncio.Event(), asyncio.Event()
-        self._receiving: dict[str, asyncio.Task[Report]] = {}  # by executor
+        self._inbox = ReportInbox(executors, clock)
         self._renewing: dict[str, asyncio.Future[tuple[ExecutorPort, Sequence[Fact]]]] = {}  # executors that are gone
-        self._reported: list[str] = []  # executors whose report has arrived, in that order
-        self._has_reports = asyncio.Event()
-        self._heard: dict[str, ExecutorMark] = {}  # by executor: to be acknowledged once durable
         self._fresh: set[JobId] = set()  # jobs that no executor has ever known
         self._held: dict[str, list[Report]] = {}  # by executor: outcomes whose facts are to come, and what followed
-        self._dirty = asyncio.Event()
-        self._orders: list[Order] = []  # their records are not durable yet
-        self._submitted: list[JobId] = []  # likewise
-        self._ended: list[JobId] = []  # likewise
-        self._durable: asyncio.Future[None] | None = None  # resolved when all that was folded until now is durable
-        self._committing: asyncio.Future[None] | None = None  # the same of the commit under way
+        self._pending = _Pending()
+        self._commits = GroupCommit(
+            store,
+            self._prepare_commit,
+            self._hooks.tell_operator,
+            self._stopping,
+            commit=self._options.commit,
+            reserve=self._options.reserve,
+            retry_s=self._options.retry_s,
+        )
         self._budget = PlanningBudget(self._options.planning_share)
         self._since_snapshot = 0
         self._snapshotting: asyncio.Task[None] | None = None
-        self._is_closing = False
         self._is_ending = False  # no member can join any more
-        self.disk_full = ""  # why no jobs are accepted; empty: they are
         scheduler.add_observer(self)
 
     def record(self, record: Record) -> None:
         self._since_snapshot += 1
         for fact in record.facts:
             if isinstance(fact, JobFinished | JobFailed | JobCancelled):
-                self._ended.append(fact.job)
+                self._pending.ended.append(fact.job)
                 self._programs.pop(fact.job, None)
                 self._notes.pop(fact.job, None)
 
@@ -189,7 +191,7 @@ class DaemonLoop:
         for spec, program in jobs:
             self._programs[spec.id] = program
             self._fresh.add(spec.id)
-            self._submitted.append(spec.id)
+            self._pending.submitted.append(spec.id)
             if note:
                 self._notes[spec.id] = note
         self._hooks.on_submit(jobs)
@@ -201,15 +203,23 @@ class DaemonLoop:
 
     async def flush(self) -> None:
         """Return when all that was folded until now is durable."""
-        pending = (self._committing, self._durable)
-        await asyncio.gather(*[asyncio.shield(each) for each in pending if each is not None])
+        await self._commits.flush()
+
+    @property
+    def disk_full(self) -> str:
+        """Why no jobs are accepted; empty: they are."""
+        return self._commits.disk_full
+
+    def hold_reserve(self) -> None:
+        """Allocate disk space for commits on a full disk; without room for it no jobs are accepted."""
+        self._commits.hold_reserve()
 
     def tell(self, job: JobId, words: str) -> None:
         self._keep_report(self._now(), Told(job, words))
 
     def is_connected(self, name: str) -> bool:
         """Whether an executor is there, and not just being replaced."""
-        return name in self._receiving and not self._receiving[name].done() and self._executors[name].life > 0
+        return self._inbox.is_listening(name) and self._executors[name].life > 0
 
     def use(self, name: str, port: ExecutorPort, facts: Sequence[Fact] = ()) -> bool:
         """Use a port for a new member, or in place of the one that a member has; False if the loop is ending.
@@ -218,13 +228,12 @@ class DaemonLoop:
         """
         if self._is_ending or self._stopping.is_set():
             return False
-        if (receiving := self._receiving.pop(name, None)) is not None:
-            receiving.cancel()
+        self._inbox.ignore(name)
         self._executors.replace(name, port)
         self._set_mark(name, port)
         if facts:
             self._handle(facts)
-        self._receive(name)
+        self._inbox.listen(name)
         return True
 
     def proceed(self) -> None:
@@ -241,11 +250,11 @@ class DaemonLoop:
         self._stopping.set()
 
     async def run(self, facts: Sequence[Fact] = (), jobs: Sequence[ListedJob] = ()) -> None:
-        committing = asyncio.create_task(self._commit_always())
+        committing = asyncio.create_task(self._commits.run())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            self._receive_all()
             for name, port in self._executors:
+                self._inbox.listen(name)
                 self._set_mark(name, port)
             if facts or jobs:
                 self._submit(facts, jobs)
@@ -253,7 +262,7 @@ class DaemonLoop:
                 if starved := self._options.end.starved(self._scheduler):
                     self._handle(starved)
                     continue
-                await self._wait_for_reports({stopping, committing}, self._scheduler.wake_at)
+                await self._inbox.wait({stopping, committing}, self._scheduler.wake_at)
                 self._take_reports()
                 self._wake()
             self._is_ending = True
@@ -261,49 +270,24 @@ class DaemonLoop:
             if not committing.done() and not self.leaves_running:
                 await self._shut_down()
         finally:
-            pending: list[asyncio.Future[Any]] = [stopping, *self._receiving.values(), *self._renewing.values()]
-            for task in pending:
-                task.cancel()
-            await self._last_commit(committing)
+            self._inbox.close()
+            stopping.cancel()
+            for renewing in self._renewing.values():
+                renewing.cancel()
+            if self._snapshotting is not None:
+                await self._snapshotting
+            await self._commits.close(committing)
             if self.leaves_running:
                 for _, port in self._executors:
                     await port.leave()
 
-    def _receive_all(self, names: Collection[str] | None = None) -> None:
-        for name, _ in self._executors:
-            if names is None or name in names:
-                self._receive(name)
-
-    def _receive(self, name: str) -> None:
-        self._receiving[name] = task = asyncio.create_task(self._executors[name].receive())
-        task.add_done_callback(lambda task: self._on_received(name))
-
-    def _on_received(self, name: str) -> None:
-        self._reported.append(name)
-        self._has_reports.set()
-
-    async def _wait_for_reports(self, tasks: set[asyncio.Task[Any]], until: float | None) -> None:
-        """Wait for a report of any executor, one of the tasks, or an instant; the cost is independent of executors."""
-        waiting = asyncio.create_task(self._has_reports.wait())
-        try:
-            await self._clock.wait({waiting, *tasks}, until)
-        finally:
-            waiting.cancel()
-
-    def _arrived(self) -> list[str]:
-        """The executors whose report has arrived since the last call."""
-        arrived, self._reported = self._reported, []
-        self._has_reports.clear()
-        return [name for name in arrived if name in self._receiving and self._receiving[name].done()]
-
     def _take_reports(self) -> None:
-        for name in self._arrived():
-            report = self._receiving[name].result()
+        for name, report in self._inbox.take():
             if isinstance(report, Gone) and self._hooks.renew is not None:
                 self._renew(name, report, self._hooks.renew)
             else:
                 self._take(name, report)
-                self._receive(name)
+                self._inbox.listen(name)
         for name in [name for name, task in self._renewing.items() if task.done()]:
             self._take_renewed(name)
 
@@ -344,16 +328,15 @@ class DaemonLoop:
 
     def _keep_report(self, at: float, report: Report) -> None:
         self._store.add_report(at, report_to_json(report))
-        self._dirty.set()
+        self._commits.request()
         self._hooks.on_report(at, report)
 
     def _renew(self, name: str, gone: Gone, renew: RenewExecutor) -> None:
         """Replace an executor that is gone; meanwhile the reports of others are taken in."""
         log_event(_log, "executor_gone", level=logging.ERROR, executor=name, reason=gone.reason)
         self._held.pop(name, None)  # reports without their facts: those steps are repeated
-        del self._receiving[name]
         self._renewing[name] = task = asyncio.ensure_future(renew(name, gone.reason))
-        task.add_done_callback(lambda _: self._has_reports.set())
+        task.add_done_callback(lambda _: self._inbox.wake())
 
     async def _finish_renewals(self) -> None:
         """Wait for executors that are being replaced, so that those that were started are stopped."""
@@ -368,7 +351,7 @@ class DaemonLoop:
         self._set_mark(name, port)
         self._handle(facts)
         port.proceed()
-        self._receive(name)
+        self._inbox.listen(name)
 
     def _set_mark(self, name: str, port: ExecutorPort) -> None:
         """Let the next record name an executor and its last report.
@@ -376,14 +359,16 @@ class DaemonLoop:
         When an executor was replaced, the first record that names the new one also says that the old one is gone.
         """
         if port.life:  # 0: the member is away
-            self._heard[name] = mark = ExecutorMark(port.life, port.heard)
+            self._pending.heard[name] = mark = ExecutorMark(port.life, port.heard)
             self._store.set_mark(name, mark)
 
     async def end_executors(self, names: Collection[str] | None = None, *, checkpoint: bool = True) -> None:
         """End executors, all or those named, and store their last reports; before `run`."""
-        self._receive_all(names)
+        for name, _ in self._executors:
+            if names is None or name in names:
+                self._inbox.listen(name)
         await self._shut_down(checkpoint=checkpoint)
-        await self._commit_once()
+        await self._commits.commit_once()
 
     def _handle(self, facts: Sequence[Fact], *, carry: bool = True) -> asyncio.Future[None]:
         """Fold facts and plan; orders wait for the commit. The future resolves when the facts are durable."""
@@ -391,15 +376,8 @@ class DaemonLoop:
         while more := self._hooks.follow_up():
             orders += self._plan(more)
         if carry:
-            self._orders += orders
-        self._dirty.set()
-        return self._when_durable()
-
-    def _when_durable(self) -> asyncio.Future[None]:
-        if self._durable is None:
-            self._durable = asyncio.get_running_loop().create_future()
-            self._durable.add_done_callback(_retrieve_exception)
-        return self._durable
+            self._pending.orders += orders
+        return self._commits.request()
 
     def _plan(self, facts: Sequence[Fact]) -> list[Order]:
         """Fold facts and plan; after a slow plan the next one waits, so that requests are answered in between."""
@@ -418,45 +396,22 @@ class DaemonLoop:
         if wake_at is not None and self._now() >= wake_at:
             self._handle((Woke(),))
 
-    async def _commit_always(self) -> None:
-        """Commit again and again: what is folded during one commit is in the next."""
-        while not self._is_closing:
-            if self.disk_full:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._dirty.wait(), self._options.retry_s)
-                self._check_room()
-            else:
-                await self._dirty.wait()
-            if self._dirty.is_set():
-                await self._commit_once()
-
-    async def _commit_once(self) -> None:
-        self._dirty.clear()
-        orders, self._orders = self._orders, []
-        submitted, self._submitted = self._submitted, []
-        ended, self._ended = self._ended, []
-        durable, self._durable = self._durable, None
-        self._committing = durable
+    def _prepare_commit(self) -> Callable[[], None]:
+        """Hand the store what belongs into the next commit; returns what waits for it: orders, acknowledgements."""
+        pending, self._pending = self._pending, _Pending()
         self._store.flush_reports(self._scheduler.at)
-        heard, self._heard = self._heard, {}
         finish = self._hooks.before_commit()
-        try:
-            await self._make_durable()
+
+        def on_durable() -> None:
             finish()
-            self._carry(orders, submitted if self._options.introduce_early else ())
-            for job in ended:
+            self._carry(pending.orders, pending.submitted if self._options.introduce_early else ())
+            for job in pending.ended:
                 self._fresh.discard(job)
                 self._executors.forget(job)
-            self._acknowledge(heard)
-        except Exception as error:
-            for waiting in (durable, self._when_durable()):  # no caller may wait for ever
-                if waiting is not None and not waiting.done():
-                    waiting.set_exception(error)
-            raise
-        if durable is not None and not durable.done():
-            durable.set_result(None)
-        if self._since_snapshot >= max(_RECORDS_PER_SNAPSHOT, len(self._scheduler.jobs)) and not self._snapshotting:
-            self._snapshotting = asyncio.create_task(self._snapshot_aside())
+            self._acknowledge(pending.heard)
+            self._snapshot_if_due()
+
+        return on_durable
 
     def _carry(self, orders: Sequence[Order], submitted: Sequence[JobId]) -> None:
         """Send orders; an executor learns of a job with its first order, or when it is submitted."""
@@ -483,49 +438,15 @@ class DaemonLoop:
             if mark.life == port.life:
                 port.acknowledge(mark.heard)
 
-    async def _make_durable(self) -> None:
-        """Commit; on a full disk with the reserve, and then as often as it takes."""
-        while True:
-            try:
-                await self._options.commit(self._store.commit)
-            except StoreFull as error:
-                self._on_disk_full(str(error))
-                if self._options.reserve is not None and self._options.reserve.release():
-                    continue
-                if self._is_closing or self._stopping.is_set():
-                    raise CommitFailed(f"{error}. Free disk space, then start again.") from error
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), self._options.retry_s)
-            except (OSError, sqlite3.Error) as error:
-                log_event(_log, "commit_failed", level=logging.ERROR, error=str(error))
-                raise CommitFailed(f"the journal cannot be written: {error}. Start again.") from error
-            else:
-                self._check_room()
-                return
-
-    def hold_reserve(self) -> None:
-        """Allocate the reserve; without room for it no jobs are accepted."""
-        if self._options.reserve is not None and not self._options.reserve.hold():
-            self._on_disk_full(f"the disk of {self._store.folder} is full")
-
-    def _on_disk_full(self, reason: str) -> None:
-        if not self.disk_full:
-            log_event(_log, "disk_full", level=logging.ERROR, reason=reason)
-            self._hooks.tell_operator(f"{reason}. No jobs are accepted until there is room; running ones go on.")
-        self.disk_full = reason
-
-    def _check_room(self) -> None:
-        """Accept jobs again once there is room, and the reserve is restored."""
-        if self.disk_full and (self._options.reserve is None or self._options.reserve.hold()):
-            self.disk_full = ""
-            log_event(_log, "disk_has_room", level=logging.WARNING)
-            self._hooks.tell_operator("the disk has room again; jobs are accepted")
-
     def store_snapshot(self) -> None:
         """Let the next start fold only what follows; skipped where the disk is full."""
         with contextlib.suppress(OSError, sqlite3.Error):
             self._store.store_snapshot(*self._snapshot())
             self._store.retain(self._options.retain)
+
+    def _snapshot_if_due(self) -> None:
+        if self._since_snapshot >= max(_RECORDS_PER_SNAPSHOT, len(self._scheduler.jobs)) and not self._snapshotting:
+            self._snapshotting = asyncio.create_task(self._snapshot_aside())
 
     async def _snapshot_aside(self) -> None:
         """Serialize a snapshot the way commits are run, and store it with the next commit."""
@@ -536,11 +457,11 @@ class DaemonLoop:
             nonlocal text
             text = snapshot_text(kept)
 
-        await self._options.commit(write)
+        await self._commits.commit(write)
         assert text is not None
         self._store.store_snapshot_later(kept, text, self._options.retain)
         self._snapshotting = None
-        self._dirty.set()
+        self._commits.request()
 
     def _snapshot(self) -> tuple[StateSnapshot, dict[JobId, Mapping[str, Any]]]:
         self._since_snapshot = 0
@@ -551,46 +472,34 @@ class DaemonLoop:
             if job in jobs
         }
 
-    async def _last_commit(self, committing: asyncio.Task[None]) -> None:
-        """Commit what is left, unless committing failed; a commit under way completes first."""
-        if self._snapshotting is not None:
-            await self._snapshotting
-        self._is_closing = True
-        self._dirty.set()
-        await committing
-        self._is_closing = False
-        if self._dirty.is_set():
-            await self._commit_once()
-
     async def _shut_down(self, *, checkpoint: bool | None = None) -> None:
         """Stop the executors, with checkpoints while jobs are left, and take in their last reports.
 
         What the scheduler decides meanwhile is not sent.
         """
         checkpoint = bool(self._scheduler.jobs) if checkpoint is None else checkpoint
-        ports = [self._executors[name] for name in self._receiving]
+        ports = [self._executors[name] for name in self._inbox.names]
         stops = [asyncio.create_task(port.stop(checkpoint=checkpoint)) for port in ports]
         aborting = asyncio.create_task(self._aborting.wait())
         try:
-            while self._receiving or not all(stop.done() for stop in stops):
+            while self._inbox.names or not all(stop.done() for stop in stops):
                 if aborting.done():
                     for stop in stops:
                         stop.cancel()
                     stops = [asyncio.create_task(port.stop(checkpoint=False)) for port in ports]
                     break
                 pending = next((stop for stop in stops if not stop.done()), aborting)
-                await self._wait_for_reports({pending, aborting}, None)
+                await self._inbox.wait({pending, aborting}, None)
                 self._take_last_reports()
             await asyncio.gather(*stops)
         finally:
             aborting.cancel()
 
     def _take_last_reports(self) -> None:
-        for name in self._arrived():
-            report = self._receiving.pop(name).result()
+        for name, report in self._inbox.take():
             if not isinstance(report, Gone):
                 self._take(name, report, carry=False)
-                self._receive(name)
+                self._inbox.listen(name)
 
 
 def _details(program: Program, note: Mapping[str, Any] | None, sized: Sized | None = None) -> dict[str, Any]:
@@ -601,9 +510,3 @@ def _details(program: Program, note: Mapping[str, Any] | None, sized: Sized | No
     if sized is not None:  # reported once, in a record that a snapshot may replace
         details["sized"] = report_to_json(sized)
     return details
-
-
-def _retrieve_exception(durable: asyncio.Future[None]) -> None:
-    """Silence asyncio's warning where no caller waits any more; the loop itself raises the error."""
-    if not durable.cancelled():
-        durable.exception()

@@ -19,7 +19,7 @@ from carpool.backends.executors import ExecutorGone
 from carpool.core.errors import CarpoolError, InputError, InvalidTransition
 from carpool.service.admission import QuotaExceeded
 from carpool.service.auth import Forbidden
-from carpool.service.daemon.loop import CommitFailed, ReadOnly
+from carpool.service.daemon.group_commit import CommitFailed, ReadOnly
 from carpool.service.service import Conflict, NotFound
 
 MEDIA_TYPE = "application/problem+json"
