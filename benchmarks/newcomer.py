@@ -97,7 +97,7 @@ class Shell:
                 cwd=self.folder,
                 env={**os.environ, **path, **variables},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 start_new_session=True,
             )

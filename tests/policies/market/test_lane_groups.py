@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from carpool.backends.online_estimator import OnlineEstimator
 from carpool.core.errors import InputError
 from carpool.core.estimates import Estimator
-from carpool.core.messages import JobFinished, Probe, Record
-from carpool.core.model import JobId, JobSpec
+from carpool.core.messages import JobFinished, Probe, ProgressReported, Record
+from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Neighbour, Placement
 from carpool.policies.market.lane_groups import Block, Schedule, completion
 from carpool.policies.market.policy import Carpool, Elastic
@@ -69,6 +69,37 @@ def test_jobs_that_arrive_together_start_in_one_group_on_a_gpu() -> None:
     assert len(first) >= 2
     assert sum(share for (share,) in first.values()) >= 1.0
     assert max(record.at for record in run.records) < 1.5 * 200.0  # one after another: 600 s
+
+
+class Silent(OnlineEstimator):
+    """Learns nothing about jobs, as about commands that report no progress."""
+
+    def knows_length(self, job: Job) -> bool:
+        return False
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Mute(Crowd):
+    def estimator(self) -> Estimator:
+        return Silent(Cluster.build([(1, 1, self.kind)]), {})
+
+
+def test_jobs_of_unknown_length_all_start_at_once_and_stay_together() -> None:
+    run = drive(Carpool(), Cluster.build([(1, 1, "H200")]), arrivals(4, 100.0), Mute(harm=0.1))
+    assert len(held_at(run.records, 0.0)) == 4
+    changes = [c for r in run.records if r.at < 99.0 and r.planned for c in r.planned.changes]
+    assert len(changes) == 4, "nothing is known later that was not known at the start"
+
+
+def test_a_group_of_known_lengths_is_not_torn_apart_for_a_predicted_gain() -> None:
+    world = Crowd(harm=0.25)
+    run = drive(Carpool(), Cluster.build([(1, 1, "H200")]), arrivals(4, 8.0), world, report_every_s=0.2)
+    stops = [c for r in run.records if r.planned for c in r.planned.changes if c.allocation is None]
+    assert len(held_at(run.records, 0.0)) == 4
+    assert not stops
 
 
 def test_groups_are_probed_and_split_within_seconds_where_taking_turns_is_faster() -> None:
@@ -148,6 +179,13 @@ def test_two_equal_jobs_save_completion_time_only_past_four_thirds() -> None:
     assert cost > turns
     cost, _ = completion([1.0, 1.0], [1.0, 1.0], [0.7, 0.7])
     assert cost < turns
+
+
+@given(st.integers(1, 8), st.floats(0.125, 1.0))
+def test_open_ended_jobs_of_one_mean_gain_by_running_together_as_soon_as_they_are_faster(n: int, speed: float) -> None:
+    together, _ = completion([1.0] * n, [10.0] * n, [speed] * n, is_open_ended=True)
+    in_turn = 10.0 * n * (n + 1) / 2
+    assert (together < in_turn) == (n * speed > 1.0 and n > 1) or together == pytest.approx(in_turn)
 
 
 def test_a_negative_number_of_jobs_is_refused() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from carpool.core.draft import Draft
 from carpool.core.estimates import Estimator, MixEntry
 from carpool.core.messages import Probe
-from carpool.core.model import DeviceId, Job, JobId, Kind
+from carpool.core.model import DeviceId, Job, JobId, JobSpec, Kind
 from carpool.core.policy import Snapshot
-from carpool.core.topology import Placement
+from carpool.core.topology import Neighbour, Placement
 
 SETTLED = 0.15  # relative spread below which a retention counts as measured
 _UNKNOWN = 0.25  # relative spread from which a rate alone is unknown
@@ -68,7 +69,7 @@ class GroupTrials:
             name = _name(mix)
             self.since[name] = before.get(name, at)
             age = at - self.since[name]
-            if age <= _PATIENCE_S and not self._is_measured(draft, device, mix):
+            if age <= _PATIENCE_S and not self.is_measured(draft.view, draft.view.cluster.kind_of(device), mix):
                 if age >= _PROBE_AFTER_S and not any(job.is_starting for job in jobs):
                     self._probe(draft, jobs)
                 looks.append(at + _LOOK_S)
@@ -78,10 +79,19 @@ class GroupTrials:
         """Whether a group was formed so recently that its measurement is still awaited."""
         return at - self.since.get(_name(mix), at) <= _PATIENCE_S
 
-    def _is_measured(self, draft: Draft, device: DeviceId, mix: list[MixEntry]) -> bool:
-        kind = draft.view.cluster.kind_of(device)
-        kept = draft.view.estimates.retention(kind, [mix])[0]
-        return all(each.std <= SETTLED * each.mean for each in kept)
+    def is_measured(self, view: Snapshot, kind: Kind, mix: Sequence[MixEntry]) -> bool:
+        """Whether looking longer at a group that runs would tell no more: how fast its jobs are together, and alone.
+
+        How fast one is alone is measured by a probe, if it runs long enough for that to pay.
+        """
+        together = [view.estimates.rate(*_among(mix, place, kind)) for place in range(len(mix))]
+        if any(rate.std > SETTLED * rate.mean for rate in together):
+            return False
+        kept = view.estimates.retention(kind, [mix])[0]
+        return all(
+            each.std <= SETTLED * each.mean or spec.id in self.probed or _rest_s(view, view.jobs[spec.id]) <= _WORTH_S
+            for (spec, _, _), each in zip(mix, kept, strict=True)
+        )
 
     def _probe(self, draft: Draft, jobs: list[Job]) -> None:
         view = draft.view
@@ -89,10 +99,25 @@ class GroupTrials:
             held = draft.holding(job)
             if held is None or held != job.desired or job.id in self.probed or not job.rate > 0.0:
                 continue
-            rest = view.estimates.remaining(job, view.at).mean / job.rate
-            if job.done > 0.0 and rest > _WORTH_S and _is_unknown(view.estimates, job, view.cluster.placement(held)):
+            if (
+                job.done > 0.0
+                and _rest_s(view, job) > _WORTH_S
+                and _is_unknown(view.estimates, job, view.cluster.placement(held))
+            ):
                 self.probed.append(job.id)
                 draft.assign(job, held, Probe(max(_FEWEST_STEPS, min(_MOST_STEPS, round(job.rate * _PROBE_S)))))
+
+
+def _rest_s(view: Snapshot, job: Job) -> float:
+    """Seconds until its end at its present rate."""
+    return view.estimates.remaining(job, view.at).mean / job.rate if job.rate > 0.0 else inf
+
+
+def _among(mix: Sequence[MixEntry], place: int, kind: Kind) -> tuple[JobSpec, Placement]:
+    """A job of a mix, and its placement beside the others."""
+    spec, fraction, batch_size = mix[place]
+    others = tuple([Neighbour(*other) for other in (*mix[:place], *mix[place + 1 :])])
+    return spec, Placement(((kind, 1),), fraction, batch_size, others)
 
 
 def _name(mix: Iterable[MixEntry]) -> str:

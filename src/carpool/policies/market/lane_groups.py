@@ -5,6 +5,10 @@ job is a block of its own. The two blocks whose merger saves most weighted compl
 saves enough. For this, blocks are assumed to run by duration divided by weight, smallest first (`Schedule`).
 While a prediction is uncertain, a quarter of its standard deviation is added, less for short jobs, so that a promising
 group is tried; once it is measured, the measurement counts.
+
+Blocks of nothing but jobs of unknown length are open-ended (`completion`): whichever of their jobs ran until now, as
+much is expected to be left of it. So such a block grows while that makes its jobs faster together: it does not pay to
+let one of them wait for the end of another.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.model import JobId, JobSpec, Kind
@@ -31,7 +36,7 @@ _CONSIDERED = 16  # blocks beside those that share devices already
 _OPTIMISM = 0.25  # standard deviations added to a prediction
 _TRIAL_S = 3.0  # what a trial of a group may cost
 _SAVES = 1.03  # least factor by which merging shortens completion times
-_RESHARES = 1.1  # least factor by which other shares shorten completion times of a group that was measured
+_CHANGES = 1.1  # least factor by which a change of a running group shortens completion times
 _MERGED_JOBS = 32  # jobs that form no blocks are merged to these many in the schedule
 _MARGIN = 1.1  # on the predicted memory of a tuned batch
 _NEVER_S = 1e12  # time of an option that a job cannot have
@@ -48,6 +53,8 @@ class Bids(NamedTuple):
     seconds: Floats  # [job, offer]: alone until its end
     weights: Floats
     move_s: Floats
+    start_s: Floats  # of a job that holds no device: until it computes
+    is_unknown: NDArray[np.bool_]  # its length is only a guess
 
 
 class Block(NamedTuple):
@@ -64,10 +71,14 @@ class Block(NamedTuple):
     batches: tuple[int, ...] = (0,)  # 0: the job's own
 
 
-def completion(weights: Sequence[float], seconds: Sequence[float], speeds: Sequence[float]) -> tuple[float, float]:
+def completion(
+    weights: Sequence[float], seconds: Sequence[float], speeds: Sequence[float], *, is_open_ended: bool = False
+) -> tuple[float, float]:
     """Σ weight · completion time, and the last completion, of jobs that start together at these relative speeds.
 
-    When one ends, the slowdown of the others shrinks in proportion to the number of neighbours left.
+    When one ends, the slowdown of the others shrinks in proportion to the number of neighbours left. Open-ended jobs
+    have exponentially distributed lengths with these means: the next one ends after 1 / Σ (rate / mean), taken to be
+    the one with the least mean, and as much is left of the others as before.
     """
     left, at, cost = dict(enumerate(seconds)), 0.0, 0.0
     others = max(1, len(seconds) - 1)
@@ -75,9 +86,12 @@ def completion(weights: Sequence[float], seconds: Sequence[float], speeds: Seque
         share = (len(left) - 1) / others
         rates = {place: 1.0 / (1.0 + (1.0 / max(speeds[place], _LEAST) - 1.0) * share) for place in left}
         step = min(left[place] / rates[place] for place in left)
+        over = [place for place in left if left[place] <= step * rates[place] + 1e-9 * at]
+        if is_open_ended:
+            step, over = 1.0 / sum(rates[place] / max(left[place], _LEAST) for place in left), over[:1]
         at += step
-        over = [place for place in left if left[place] - step * rates[place] <= 1e-9 * at]
-        left = {place: left[place] - step * rates[place] for place in left if place not in over}
+        done = 0.0 if is_open_ended else step
+        left = {place: left[place] - done * rates[place] for place in left if place not in over}
         cost += at * sum(weights[place] for place in over)
     return cost, at
 
@@ -175,8 +189,7 @@ class LaneGroups:
         options = [[now], *[[block] for block in self._known[group]], apart, *self._without_one(group)]
         costs = schedule.costs([[*others, *option] for option in options], self.bids.weights).tolist()
         best = min(range(len(options)), key=lambda place: costs[place])
-        margin = (_SAVES if len(options[best]) > 1 else _RESHARES) - 1.0
-        if costs[0] - costs[best] <= margin * now.cost:
+        if costs[0] - costs[best] <= (_CHANGES - 1.0) * now.cost:
             return [now]
         if options[best] is apart:
             self.trials.refuse(self._ids(group))
@@ -226,6 +239,7 @@ class LaneGroups:
 
     def _single(self, row: int) -> Block:
         seconds, weight = float(self.bids.seconds[row, self.column]), float(self.bids.weights[row])
+        seconds += self._late_s(row, 1.0)
         return Block((row,), (1.0,), (1.0,), weight * seconds, seconds)
 
     def _evaluate(self, groups: Iterable[tuple[int, ...]]) -> None:
@@ -278,22 +292,31 @@ class LaneGroups:
         weights = [float(self.bids.weights[row]) for row in rows]
         seconds = [float(self.bids.seconds[row, self.column]) for row in rows]
         rest = max(seconds)
-        runs = self.sharers.get(rows[0]) == set(rows)  # other shares for it are not worth a trial
-        hope = 0.0 if runs else _OPTIMISM * max(0.0, 1.0 - _TRIAL_S / max(rest, _LEAST))
-        speeds = tuple([min(1.0, each.mean + hope * each.std) for each in kept])
         is_held = self._runs_so(rows, shares)
-        late = [0.0 if is_held else self._change_s(row, share) for row, share in zip(rows, shares, strict=True)]
+        hope = _OPTIMISM * max(0.0, 1.0 - _TRIAL_S / max(rest, _LEAST))
+        if set(rows) <= self.sharers.get(rows[0], set()):  # the group or a part of it, which no trial is worth
+            hope = 0.0 if is_held else -_OPTIMISM
+        speeds = tuple([min(1.0, each.mean + hope * each.std) for each in kept])
+        late = [0.0 if is_held else self._late_s(row, share) for row, share in zip(rows, shares, strict=True)]
         cost, end_s = completion(
-            weights, [s + x * each for s, each, x in zip(seconds, late, speeds, strict=True)], speeds
+            weights,
+            [s + x * each for s, each, x in zip(seconds, late, speeds, strict=True)],
+            speeds,
+            is_open_ended=bool(self.bids.is_unknown[list(rows)].all()),
         )
-        is_measured = all(each.std <= SETTLED * each.mean for each in kept)
+        is_measured = all(each.std <= SETTLED * each.mean for each in kept) or (
+            is_held and self.trials.is_measured(self.view, self.kind, self._mix(rows, shares))
+        )
         batches = tuple([batch_size for _, _, batch_size in self._mix(rows, shares)])
-        return Block(rows, shares, speeds, cost, end_s, is_held, is_measured, max(late), batches)
+        moves = [x for row, x in zip(rows, late, strict=True) if self._held(row)]
+        return Block(rows, shares, speeds, cost, end_s, is_held, is_measured, max(moves, default=0.0), batches)
 
-    def _change_s(self, row: int, share: float) -> float:
-        """Seconds that a running job stands still for another share."""
+    def _late_s(self, row: int, share: float) -> float:
+        """Seconds until a job starts, or that a running one stands still for another share."""
         held = self._held(row)
-        return float(self.bids.move_s[row]) if held and held != share else 0.0
+        if held == share:
+            return 0.0
+        return float((self.bids.move_s if held else self.bids.start_s)[row])
 
     def _runs_so(self, rows: Sequence[int], shares: Shares) -> bool:
         jobs = [self.menu.jobs[row] for row in rows]

@@ -275,8 +275,11 @@ class Carpool(Policy):
     def _bids(self, view: Snapshot, quote: Quote, memory: PolicyMemory) -> Bids:
         market = quote.market
         values, stays = self._values(view, quote, memory)
-        moves = self._moves_s(view, quote.menu.jobs)
-        return Bids(values, stays, market.seconds(), market.weights, moves)
+        jobs, estimates = quote.menu.jobs, view.estimates
+        starts = np.array([self.move_s if (s := estimates.move_s(job.spec)) is None else s for job in jobs])
+        is_unknown = [not (estimates.knows_scale(job.spec) and estimates.knows_length(job)) for job in jobs]
+        moves = self._moves_s(view, jobs)
+        return Bids(values, stays, market.seconds(), market.weights, moves, starts, np.array(is_unknown))
 
     def _values(self, view: Snapshot, quote: Quote, memory: PolicyMemory) -> tuple[Floats, Floats]:
         """[job, offer]: the value of moving there; [job]: the value of staying."""
