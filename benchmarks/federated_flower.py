@@ -1,19 +1,20 @@
 """Overhead of Flower per cycle, itemised, and how it depends on the number of tasks.
 
-    python benchmarks/federated_flower.py [--cycles 40] [--save]
+    python benchmarks/federated_flower.py [--cycles 60] [--save]
 
-Two SuperNodes on this machine host eight tiny tasks. Each cycle sends every device one message with the work of 1, 2,
-4 or 8 of them, in random order within one run, so that drift of the machine's load does not look like an effect of the
-tasks. For each message, in seconds:
+Two SuperNodes on this machine host five tiny tasks. Each cycle sends every device one message with the work of 1, 3 or
+5 of them. Three cycles are a block, with the three counts in random order. For each message, in seconds:
 
 - push: the ServerApp hands it to the SuperLink;
 - poll: until the SuperNode has found it and created a process (it polls every 3 s);
 - start: until the ClientApp runs (Python starts and imports Flower);
 - relay: from the ClientApp to the resident device and back, less the time the device worked;
 - back: until the ServerApp has the answer;
+- overhead: their sum; without_poll: less the wait for the poll, which is random between 0 and 3 s;
 - client_app_cpu: CPU time of the ClientApp's process until the answer, start included.
 
-Medians per number of tasks, and the least-squares slope per task with its 95 % interval.
+Medians per number of tasks, and the slope per task with its 95 % interval: the mean over blocks of the least-squares
+slope within a block, so that drift of the machine's load does not look like an effect of the tasks.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from carpool.federated.updates import encode_weights
 from carpool.runtime.process.channel import Received, close_all
 
 WALL = ("push", "poll", "start", "relay", "back")
-PARTS = (*WALL, "overhead", "client_app_cpu")
-COUNTS = (1, 2, 4, 8)
+PARTS = (*WALL, "overhead", "without_poll", "client_app_cpu")
+COUNTS = (1, 3, 5)
 
 
 def itemised(timing: Timing) -> dict[str, float]:
@@ -55,11 +56,17 @@ def itemised(timing: Timing) -> dict[str, float]:
         "relay": at["device_answered"] - at["client_app_started"] - timing.device_s,
         "back": at["pulled"] - at["device_answered"],
     }
-    return {**found, "overhead": sum(found.values()), "client_app_cpu": at["client_app_cpu_s"]}
+    whole = sum(found.values())
+    return {
+        **found,
+        "overhead": whole,
+        "without_poll": whole - found["poll"],
+        "client_app_cpu": at["client_app_cpu_s"],
+    }
 
 
 def description() -> FederationFile:
-    """Eight tiny tasks on two devices."""
+    """Five tiny tasks on two devices."""
     tasks = [
         {"name": f"task-{number}", "entry": "digits.py:mlp", "args": {"hidden": 8}} for number in range(max(COUNTS))
     ]
@@ -96,33 +103,42 @@ async def measure(num_cycles: int) -> list[dict[str, float]]:
                     block = order.sample(COUNTS, len(COUNTS))
                 counts[cycle] = block[(cycle - 1) % len(COUNTS)]
                 await send_cycle(devices, cycle, list(weights)[: counts[cycle]], weights)
-            return [{"tasks": counts[timing.cycle], **itemised(timing)} for timing in devices.timings]
+            return [
+                {"tasks": counts[timing.cycle], "block": (timing.cycle - 1) // len(COUNTS), **itemised(timing)}
+                for timing in devices.timings
+            ]
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     """Medians by number of tasks, and slopes per task."""
     found: dict[str, Any] = {"messages": len(rows)}
     for part in PARTS:
-        fit = linregress([row["tasks"] for row in rows], [row[part] for row in rows])
-        half = float(t.ppf(0.975, len(rows) - 2)) * float(fit.stderr)
+        slopes = [slope([row for row in rows if row["block"] == block], part) for block in {r["block"] for r in rows}]
+        half = float(t.ppf(0.975, len(slopes) - 1)) * statistics.stdev(slopes) / len(slopes) ** 0.5
         medians = {count: statistics.median(row[part] for row in rows if row["tasks"] == count) for count in COUNTS}
-        found[part] = {"median_s": medians, "slope_s": float(fit.slope), "half_interval_s": half}
+        found[part] = {"median_s": medians, "slope_s": statistics.fmean(slopes), "half_interval_s": half}
     return found
+
+
+def slope(rows: list[dict[str, float]], part: str) -> float:
+    """Least-squares slope of a part per task."""
+    return float(linregress([row["tasks"] for row in rows], [row[part] for row in rows]).slope)
 
 
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cycles", type=int, default=40)
+    parser.add_argument("--cycles", type=int, default=60)
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
-    found = summary(asyncio.run(measure(given.cycles)))
+    cycles = given.cycles // len(COUNTS) * len(COUNTS)
+    found = summary(asyncio.run(measure(cycles)))
     print(f"{'part':15}" + "".join(f"{count:>7} tasks" for count in COUNTS) + "   slope per task (95 %), ms")
     for part in PARTS:
         medians = "".join(f"{value:11.4f} s" for value in found[part]["median_s"].values())
         print(f"{part:15}{medians}   {1e3 * found[part]['slope_s']:+.2f} ± {1e3 * found[part]['half_interval_s']:.2f}")
     if given.save:
-        save("federated_flower", {"cycles": given.cycles, **found})
+        save("federated_flower", {"cycles": cycles, **found})
 
 
 if __name__ == "__main__":

@@ -116,6 +116,11 @@ def _serve(pipe: Connection, environment: dict[str, str], device: str, parent: i
             pipe.send({"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-1500:]})
 
 
+def _sleep_until(instant: float) -> None:
+    while (left := instant - time.monotonic()) > 0.0:
+        time.sleep(max(0.0, left - 0.0005))
+
+
 def _heir(trainer: Any, heir: Any) -> Any:
     """Another trainer of the same training, with the state of one that goes."""
     from carpool.runtime.process.shared_memory import new_memory_file
@@ -236,7 +241,7 @@ class _Runner:
         return measure(self._trainer, self._new_trainer(task, deterministic=True), steps)
 
     def _new_trainer(self, task: Task, deterministic: bool) -> Any:
-        from zoo_trainings import training
+        from zoo_trainings import RECIPES, training
 
         from carpool.runtime.engine.trainer import Trainer
 
@@ -245,7 +250,8 @@ class _Runner:
 
             made = delivered(task.model, task.batch, steps=1_000_000_000, per_s=task.per_s, **task.sizes)
         else:
-            made = training(task.model, task.batch, steps=1_000_000_000, seed=0, **task.sizes)
+            lr = RECIPES[task.model].lr * 1e-3  # not to diverge on made-up data
+            made = training(task.model, task.batch, steps=1_000_000_000, seed=0, lr=lr, **task.sizes)
         made = replace(made, precision="tf32", channels_last=True)
         return Trainer(made, device=self._device, deterministic=deterministic)
 
@@ -265,12 +271,24 @@ class _Runner:
         self._graph, self._launch = graph, graph.replay
         return ""
 
+    def work(self, start: float, steps: int, eager: bool = False) -> dict[str, float]:
+        """Make so many steps from an instant on; the seconds until the device has made the last one."""
+        launch, wait = self._built.step if eager and self._built is not None else self._launch, self._waiter()
+        _sleep_until(start)
+        for _ in range(steps):
+            launch()
+            wait()
+        if self._device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return {"seconds": time.monotonic() - start}
+
     def run(self, window: Window, eager: bool = False) -> dict[str, float]:
         """Run through the window, by the code even where there is a graph if `eager`; steps per second inside of it."""
         launch, wait = self._built.step if eager and self._built is not None else self._launch, self._waiter()
         now = time.monotonic
-        while now() < window.start:
-            time.sleep(max(0.0, window.start - now() - 0.0005))
+        _sleep_until(window.start)
         ends: list[float] = [now()]
         while ends[-1] < window.count_until:
             launch()

@@ -91,6 +91,13 @@ class Room:
             self._step_s[guests[0].task.name, eager] = 1.0 / max(rates[0], 1e-6)
         return [rate * guest.task.batch for rate, guest in zip(rates, guests, strict=True)]
 
+    def work(self, guests: Sequence[Guest], steps: Sequence[int], *, eager: bool = False) -> list[float]:
+        """Seconds until each guest has made its steps, all of them starting at once."""
+        start = time.monotonic() + 0.003
+        for guest, count in zip(guests, steps, strict=True):
+            self._seats[guest].ask("work", start, count, eager)
+        return [float(found["seconds"]) for found in self._answers(guests, _RUN_S)]
+
     def mirror(self, guest: Guest, steps: int) -> dict[str, Any]:
         """What a mirror costs a guest of ours, alone."""
         self._seats[guest].ask("mirror", guest.task, steps)

@@ -37,6 +37,8 @@ from carpool.runtime.process.forkserver import ForkServer
 from carpool.runtime.process.protocol import TasksDone
 from carpool.runtime.process.shared_memory import memory_file_of
 
+_STALLED_S = 120.0  # after which a federation counts as stalled
+
 ENTRIES = """
 import os
 import threading
@@ -131,7 +133,8 @@ class Runs:
 
         folder.mkdir(exist_ok=True)
         federation = FederationRun(file, FederationStore(folder), [observe], resume=resume)
-        return self._runner.run(federation.run(self._forks, devices)), records
+        run = asyncio.wait_for(federation.run(self._forks, devices), _STALLED_S)
+        return self._runner.run(run), records
 
 
 @pytest.fixture(scope="module")

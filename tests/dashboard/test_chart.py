@@ -49,6 +49,19 @@ def test_thinning_keeps_the_last_point() -> None:
     assert thin(points)[-1] == (999.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("since", "until", "labels"),
+    [
+        (0.0, 2.1, ["0 s", "0.5 s", "1 s", "1.5 s", "2 s"]),
+        (36000.0, 41000.0, ["10 h", "10 h 30 min", "11 h"]),
+        (100.0, 102.0, ["1 min 40 s", "1 min 40.5 s", "1 min 41 s", "1 min 41.5 s", "1 min 42 s"]),
+    ],
+)
+def test_ticks_of_a_time_axis_have_different_labels(since: float, until: float, labels: list[str]) -> None:
+    drawn = chart([("a", [(since, 0.0), (until, 1.0)])], over_time=True)
+    assert [tick.label for tick in drawn.x_ticks] == labels
+
+
 def test_a_logarithmic_time_axis_has_round_durations() -> None:
     drawn = chart([("a", [(1.0, 0.0), (60.0, 0.5), (3600.0, 1.0)])], over_time=True, is_log=True)
     assert [tick.label for tick in drawn.x_ticks] == ["1 s", "10 s", "1 min", "10 min", "1 h"]

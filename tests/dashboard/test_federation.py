@@ -1,6 +1,7 @@
 """The page of a federation, from the records of a coordinator with simulated devices."""
 
 import io
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,13 @@ def test_the_file_needs_no_server() -> None:
     assert "http-equiv" not in page
     assert "<script" not in page
     assert "href=" not in page
+
+
+def test_each_curve_is_named_beside_its_colour() -> None:
+    page = federation_page(view())
+    for place, task in enumerate((A, B)):
+        key = f'<path class="curve k{place}" d="M1 5H17"/></svg> {escape(task)}'
+        assert key in page
 
 
 def test_an_empty_federation_has_a_page() -> None:

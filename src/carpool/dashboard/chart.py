@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10
 
-from carpool.dashboard.text_format import duration, plain
+from carpool.dashboard.text_format import exact_duration, plain
 from carpool.dashboard.time_window import STEPS_S, Tick
 
 MAX_POINTS = 300  # per curve: more cannot be distinguished
@@ -73,7 +73,7 @@ def chart(
         x_values = [float(x) for x in (_LOG_S if over_time else _LOG)]
     else:
         x_values = time_ticks(left, right, 5) if over_time else round_ticks(left, right, 5)
-    label = duration if over_time else plain
+    label = exact_duration if over_time else plain
     return Chart(
         tuple(_curve(name, thin(points), place, stepwise=stepwise) for name, points in series),
         tuple(Tick((scale(x) - left) / width, label(x)) for x in x_values if left <= scale(x) <= right),

@@ -14,7 +14,7 @@ from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import InputError
 from carpool.dashboard.chart import Chart, chart, time_ticks
 from carpool.dashboard.results import STYLE_LINK
-from carpool.dashboard.text_format import duration
+from carpool.dashboard.text_format import duration, exact_duration
 from carpool.dashboard.time_window import Tick
 from carpool.federated.federation import Federation
 from carpool.federated.figures import CycleFigures, FederationFigures
@@ -168,7 +168,8 @@ def _ticks(drawn: Sequence[CycleFigures]) -> tuple[Tick, ...]:
         return ()
     since, until = drawn[0].started_at, drawn[-1].started_at + drawn[-1].seconds
     whole = max(until - since, 1e-9)
-    return tuple(Tick((at - since) / whole, duration(at)) for at in time_ticks(since, until, 6) if since <= at <= until)
+    ticks = [at for at in time_ticks(since, until, 6) if since <= at <= until]
+    return tuple(Tick((at - since) / whole, exact_duration(at)) for at in ticks)
 
 
 def _curves(metrics: dict[str, list[Evaluated]]) -> tuple[tuple[str, Chart], ...]:

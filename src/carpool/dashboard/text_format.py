@@ -32,6 +32,15 @@ def duration(seconds: float | None) -> str:
     return "0 s"
 
 
+def exact_duration(seconds: float) -> str:
+    """Format a duration in as many units as it has: 10 h 30 min, 1.5 s. For round values, such as those of an axis."""
+    parts, left = [], max(seconds, 0.0)
+    for size, name in _UNITS[:-1]:
+        whole, left = divmod(left, size)
+        parts += [f"{whole:.0f} {name}"] if whole else []
+    return " ".join([*parts, f"{plain(left)} s"] if left or not parts else parts)
+
+
 def rough(seconds: float) -> str:
     """Format a duration in one unit, for uncertain values."""
     size, name = next(((size, name) for size, name in _UNITS if seconds >= size), _UNITS[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from carpool.backends.federation_devices import Event, HostedProcess, Lost, host_message, start_process
@@ -19,7 +20,8 @@ from carpool.runtime.process.protocol import DescribeDevice, DeviceDescribed, Ha
 class DeviceHost:
     """Serves one device on a Unix socket: a connection per message, one message at a time.
 
-    A caller that leaves (its SuperNode was killed) halts its work. A process that exits is started again for the next
+    A caller that leaves (its SuperNode was killed) halts its work, and so does the deadline of an order with its grace
+    time. A process that does not stop within as much again is killed. One that exits is started again for the next
     message; the current one is answered with why it failed.
     """
 
@@ -75,18 +77,25 @@ class DeviceHost:
         try:
             received = await channel.receive()
             async with self._turn:
-                match received.message:
-                    case DescribeDevice():
-                        await self._living()
-                        channel.send(DeviceDescribed(self._device.name, self._about, self._file.fingerprint))
-                    case RunTasks():
-                        await self._run(channel, received)
+                await self._answer(channel, received)
             close_all(received.fds)
             await channel.receive()  # until the caller has read the answer
         except (Closed, ProtocolError):
             pass
         finally:
             channel.close()
+
+    async def _answer(self, channel: AsyncChannel, received: Received) -> None:
+        try:
+            process = await self._living()
+        except CarpoolError as error:
+            channel.send(TasksReady(error=str(error)))
+            return
+        match received.message:
+            case DescribeDevice():
+                channel.send(DeviceDescribed(self._device.name, self._about, self._file.fingerprint))
+            case RunTasks() as run:
+                await self._run(process, channel, run, received.fds)
 
     async def _living(self) -> HostedProcess:
         """The process, started again if it has exited."""
@@ -99,23 +108,30 @@ class DeviceHost:
                 self._process = None
         return self._process or await self._load()
 
-    async def _run(self, channel: AsyncChannel, received: Received) -> None:
-        try:
-            process = await self._living()
-        except CarpoolError as error:
-            channel.send(TasksReady(error=str(error)))
-            return
-        process.channel.send(received.message, received.fds)
+    async def _run(self, process: HostedProcess, channel: AsyncChannel, run: RunTasks, fds: Sequence[int]) -> None:
+        process.channel.send(run, fds)
         answer = asyncio.ensure_future(self._answers.get())
         leaving = asyncio.ensure_future(channel.receive())
-        await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
+        limit_s = self._limit_s(run)
+        await asyncio.wait((answer, leaving), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             process.channel.send(Halt())
+            await asyncio.wait((answer,), timeout=limit_s)
+        is_killed = not answer.done()
+        if is_killed:
+            self._forks.kill(process.pid)
         _, event = await answer
         leaving.cancel()
         if isinstance(event, Received):
             channel.send(event.message, event.fds)
             close_all(event.fds)
-        else:
-            self._answers.put_nowait((self._device.name, event))  # for `_living`
-            channel.send(TasksReady(error=event.reason if isinstance(event, Lost) else "unexpected answer"))
+            return
+        self._answers.put_nowait((self._device.name, event))  # for `_living`
+        reason = event.reason if isinstance(event, Lost) else "unexpected answer"
+        channel.send(TasksReady(error="it did not stop at its deadline and was killed" if is_killed else reason))
+
+    def _limit_s(self, run: RunTasks) -> float | None:
+        """Seconds until an order has to be answered; None: no deadline, or one of emulated time."""
+        if not run.deadline_s or self._file.is_emulated:
+            return None
+        return run.deadline_s + self._file.federation.grace_s
