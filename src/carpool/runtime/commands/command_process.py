@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from carpool.runtime.commands.command_start import (
     start_progress_reader,
 )
 from carpool.runtime.commands.command_state import (
+    Beside,
     CommandAction,
     CommandPhase,
     CommandState,
@@ -85,8 +86,10 @@ class CommandProcess:
         parking: CommandParking | None = None,
         run_in_fork: RunInFork | None = None,
         oom_kills: OomKills | None = None,
+        look_beside: Callable[[], Beside] = Beside,
     ) -> None:
         self._parking = parking or CommandParking()
+        self._look_beside = look_beside
         self.state = CommandState(
             job,
             time_limit_s=program.time_limit_s,
@@ -121,12 +124,14 @@ class CommandProcess:
         self._evaluations = EvaluationLimiter()
 
     def order(self, at: float, target: Target) -> None:
+        self.state.beside = self._look_beside()
         self._run(self.state.order(at, target))
 
     def stop(self, at: float) -> None:
         self._run(self.state.stop(at))
 
     def tick(self, at: float) -> None:
+        self.state.beside = self._look_beside()
         self._run(self.state.tick(at))
         self._report_metrics(self._evaluations.flush(at))
         if self._metrics is not None and self._collecting is None and at - self._collected_at >= _COLLECT_S:
@@ -427,6 +432,7 @@ class CommandProcess:
         else:
             cause = self._oom_kills.claim() if code in _KILLED else ""
             said = await asyncio.to_thread(last_line, self._folder.path / "log") if code else ""
+            self.state.beside = self._look_beside()
             self._run(self.state.exited(asyncio.get_running_loop().time(), code, cause, said))
 
     def _start_failed(self, why: str) -> None:

@@ -2,14 +2,18 @@
 
 A command that loses its devices is parked: its processes stop and continue later where they were. One that can resume
 by itself is terminated instead: with a `carpool.session` it has written a checkpoint, and with `resumable` it says so.
+One that ran out of GPU memory beside other jobs starts once more, from the beginning, when it has its devices to
+itself.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from carpool.core.messages import (
     AssignApplied,
@@ -23,6 +27,8 @@ from carpool.core.model import JobId
 from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.protocol import Done, Joined, Message, ProgressFound, Stepped, WorkerFailed
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|RESOURCE_EXHAUSTED", re.IGNORECASE)  # of torch, CUDA and JAX
 
 PARKING_TIMEOUT_S = 600.0  # for parking and for restoring; a driver copies about 2 GB a second
 
@@ -72,6 +78,13 @@ class Terminate:
 CommandAction = Launch | Move | Park | Restore | Terminate | Emit | Note | Ended | Stopped
 
 
+class Beside(NamedTuple):
+    """Other jobs that have processes on the GPUs of a command."""
+
+    is_occupied: bool = False
+    is_reserved: bool = False  # by a command that runs there alone
+
+
 class CommandState:
     """State of one command; every method takes the time and returns the actions to carry out, in order."""
 
@@ -92,6 +105,8 @@ class CommandState:
         self.slots: tuple[WorkerSlot, ...] = ()  # where it computes; none: it does not
         self.steps = 0  # done, as reported by its session
         self.has_session = False
+        self.beside = Beside()
+        self.runs_alone = False  # it ran out of memory beside others
         self._home: tuple[WorkerSlot, ...] = ()  # where its processes were before they were parked
         self._since = 0.0  # in this phase
         self._ran_s = 0.0  # in earlier running phases of the same processes
@@ -192,6 +207,12 @@ class CommandState:
             self._end(self._failure)
         elif code == 0 and (self._done is not None or not is_terminating):
             self._end("")
+        elif self._is_crowded_out(code, last_line):
+            self.runs_alone = True
+            note = (
+                f"ran out of GPU memory beside other jobs ({last_line}): it starts again when it has the GPU to itself"
+            )
+            self._actions.append(Note(note))
         elif not is_terminating and not self._may_restart(code):
             said = f" after it printed: {last_line}" if last_line else ""
             self._end(f"the command {how}{said} (carpool logs {self.job})")
@@ -200,6 +221,10 @@ class CommandState:
         self.has_session = False
         self._done = None
         return self._reconcile(at)
+
+    def _is_crowded_out(self, code: int, last_line: str) -> bool:
+        is_out_of_memory = code > 0 and _OUT_OF_MEMORY.search(last_line) is not None
+        return is_out_of_memory and self.beside.is_occupied and not self.runs_alone
 
     def _may_restart(self, code: int) -> bool:
         self._kills += 1
@@ -258,7 +283,8 @@ class CommandState:
             self.is_over = True
             self._actions.append(Stopped(self.steps))
             return
-        if wanted:
+        has_to_wait = self.beside.is_occupied if self.runs_alone else self.beside.is_reserved
+        if wanted and not has_to_wait:
             self._actions.append(Launch(wanted))
             self._enter(at, CommandPhase.RUNNING)
         self._acknowledge(wanted)

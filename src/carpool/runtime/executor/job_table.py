@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
 from carpool.runtime.commands.command_process import CommandListener, CommandProcess
 from carpool.runtime.commands.command_start import RunInFork
+from carpool.runtime.commands.command_state import Beside
 from carpool.runtime.executor.client_protocol import ExecutorOptions, HeldJobStatus
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.job_state.actions import Mirror, Segment, Send
@@ -242,7 +244,25 @@ class JobTable:
             listener,
             run_in_fork=run_in_fork,
             oom_kills=self._oom_kills,
+            look_beside=partial(self._beside, job),
         )
+
+    def _beside(self, job: JobId) -> Beside:
+        """The other jobs with processes on the GPUs that a command is to run on."""
+        gpus = {
+            slot.device
+            for slot in self.commands[job].state.target.slots
+            if (device := self._devices.get(slot.device)) is not None and device.cuda is not None
+        }
+        others = [
+            command.state
+            for other, command in self.commands.items()
+            if other != job
+            and command.state.has_processes
+            and any(s.device in gpus for s in command.state.target.slots)
+        ]
+        has_training = any(gpus.intersection(training.devices.values()) for training in self.trainings.values())
+        return Beside(bool(others) or has_training, any(state.runs_alone for state in others))
 
     def add_training(self, job: JobId, program: Program, options: JobOptions, *, resume: bool) -> TrainingJob:
         """Add a training; with ``resume`` it continues from its folder. OSError if that cannot be written."""
