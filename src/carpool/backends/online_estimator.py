@@ -11,7 +11,7 @@ from carpool.backends.batch_stats import BatchStats
 from carpool.backends.group_retention import GroupRetention, RateAlone, cores_of
 from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.messages import JobCancelled, JobFailed, JobFinished, ProgressReported, Record
-from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.model import Job, JobId, JobSpec, Kind, lane_of
 from carpool.core.topology import Cluster, Neighbour, Path, Placement
 from carpool.jobs.devices import LocalDevice
 from carpool.predictors.links.estimator import Site, SiteRates
@@ -469,5 +469,5 @@ def _stage(settings: int) -> int:
 
 
 def initial_speeds(devices: Sequence[LocalDevice]) -> dict[Kind, float]:
-    """A first guess of speeds: a device of two cores is twice as fast as one of one; GPUs are equal."""
-    return {Kind(device.kind): float(len(device.cores) or 1) for device in devices}
+    """A first guess of speeds: as many as the cores of a device, or the portion of its GPU; GPUs are equal."""
+    return {Kind(device.kind): len(device.cores) or lane_of(Kind(device.kind))[1] for device in devices}

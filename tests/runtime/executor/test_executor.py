@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +69,7 @@ class FakePool(WorkerPool):
         self.killed: list[WorkerKey] = []
         self.environments: dict[WorkerKey, dict[str, str]] = {}
         self.places: dict[WorkerKey, tuple[tuple[int, ...], int]] = {}  # cores and threads
+        self.lane_bytes: dict[WorkerKey, int] = {}
         self.sent: list[tuple[WorkerKey, Message]] = []
         self.prewarmed: dict[WorkerKey, dict[str, str]] = {}
         self.assigned: dict[WorkerKey, WorkerKey] = {}
@@ -99,6 +100,7 @@ class FakePool(WorkerPool):
         self.launched.append(key)
         self.environments[key] = dict(begin.environment)
         self.places[key] = begin.cores, begin.threads
+        self.lane_bytes[key] = begin.lane_bytes
 
     def kill(self, key: WorkerKey) -> None:
         self.killed.append(key)
@@ -192,21 +194,33 @@ class FakeMps(MpsDaemon):
 class Gpu:
     """An executor with one GPU, MPS and fake workers."""
 
-    def __init__(self, state: Path, *, mps: bool = True, is_closed: bool = False) -> None:
+    def __init__(
+        self,
+        state: Path,
+        *,
+        mps: bool = True,
+        is_closed: bool = False,
+        devices: Sequence[LocalDevice] = (LocalDevice(0, "cuda:0", "H200", (), 0),),
+        list_processes: ListProcesses | None = None,
+    ) -> None:
         self.pool, self.mps = FakePool(), FakeMps()
         self.now = 0.0
         self.reports: list[Report] = []
-        devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
         options = ExecutorOptions(warm=1, mps=mps, is_closed=is_closed)
-        dependencies = ExecutorDependencies(lambda: self.now, lambda *_: self.pool, lambda: self.mps)
+        dependencies = ExecutorDependencies(
+            lambda: self.now, lambda *_: self.pool, lambda: self.mps, list_processes=list_processes
+        )
         self.executor = Executor(devices, state, options, self.reports.append, dependencies)
         asyncio.run(self.executor.start())
 
-    def run(self, job: str, fraction: float, generation: int = 1, *, exact: bool = False) -> WorkerKey:
+    def run(
+        self, job: str, fraction: float, generation: int = 1, *, exact: bool = False, device: int = 0, turn: int = 0
+    ) -> WorkerKey:
         """Assign a share to a job; the newest worker."""
         if generation == 1:
             self.executor.add_job(JobId(job), Program(entry="jobs.py:tiny", exact=exact), resume=False)
-        self.executor.apply_orders([Assign(JobId(job), Allocation.of(0, fraction=fraction), generation)])
+        allocation = Allocation.of(device, fraction=fraction, turn=turn)
+        self.executor.apply_orders([Assign(JobId(job), allocation, generation)])
         return self.pool.launched[-1] if self.pool.launched else (job, 0)
 
     def receives(self, key: WorkerKey, *messages: Message) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from carpool.core.messages import Assign, Order, Probe
+from carpool.core.model import WHOLE
 from carpool.runtime.job_state.actions import Mirror
 from carpool.runtime.job_state.proportional_split import as_owners
 from carpool.runtime.job_state.update_sharding import Ranges, UpdateSharding
 from carpool.runtime.process.protocol import Ready
-from carpool.runtime.sharing.lanes import WHOLE
 
 SlotKey = tuple[int, int]  # device and lane: what a worker's process is bound to
 
