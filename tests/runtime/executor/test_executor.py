@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from carpool.core.messages import Assign, AssignApplied, JobFailed, OutsidersSeen, Release, ReleaseApplied
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    JobFailed,
+    OutsidersSeen,
+    ProgressReported,
+    Release,
+    ReleaseApplied,
+)
 from carpool.core.model import Allocation, JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.nvml import GpuProcess
@@ -174,6 +182,27 @@ def test_under_a_memory_cap_a_grant_waits_until_another_job_is_swapped_out(tmp_p
     executor.workers.on_message(a, TurnEnded(1))
     executor.workers.on_message(a, SwappedOut(wholly=True))
     assert pool.sent[-1] == (b, Grant(16, 2, 1, free_bytes=90))
+
+
+def test_reports_say_which_portion_of_a_step_each_device_computes(tmp_path: Path) -> None:
+    pool, reports, now = FakePool(), list[Report](), [0.0]
+    executor = Executor(DEVICES, tmp_path, ExecutorOptions(), reports.append, pool.dependencies(lambda: now[0]))
+    executor.add_job(JobId("a"), Program(entry="jobs.py:tiny"), resume=False)
+    executor.apply_orders([Assign(JobId("a"), Allocation.of(0, 1), 1)])
+    for key in pool.launched:
+        executor.workers.on_message(key, READY)
+    devices = executor.jobs.trainings[JobId("a")].devices
+    epoch = next(message.epoch for _, message in pool.sent if isinstance(message, Proceed))
+    for step in range(3):
+        now[0] += 2.0
+        for key in pool.launched:
+            executor.workers.on_message(key, Contributed(epoch, step, 1.5 if devices[key[1]] else 0.5, 4))
+    executor.workers.on_message(pool.launched[0], Stepped(3, 0, 1.0, 1.0, 0.5))
+    facts = [fact for report in reports if isinstance(report, Facts) for fact in report.facts]
+    (progress,) = (fact for fact in facts if isinstance(fact, ProgressReported))
+    assert progress.step_s == pytest.approx(2.0)
+    assert progress.busy == pytest.approx((0.25, 0.75))
+    close_files(executor)
 
 
 # -- lanes of a GPU ---------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from carpool.policies.registry import register
 _GUESS = 300.0  # units of work of a job of unknown length
 _FEW = 60  # jobs up to which the relaxation is solved at every arrival
 _TIE_S = 1e-6  # a sum of times may round below the requested wake time
+_LOOK_S = 2.0  # between plans while a job waits and the gaps of a running one are not measured yet
 _SHORTEST_S = 0.1  # least length of a job in the relaxation
 
 
@@ -79,6 +80,8 @@ class Hare(Policy):
         _carry_out(draft, dealt)
         waiting = [job.id for job in jobs if draft.holding(job) is None]
         wake_s = min([_TIE_S - late_s[job] for job in waiting if late_s[job] < 0.0], default=inf)
+        if waiting and self.gaps and _is_measuring(view, dealt):
+            wake_s = min(wake_s, _LOOK_S)
         plan = draft.finish(
             _reason(dealt, len(jobs)),
             wake_at=view.at + wake_s if wake_s < inf else None,
@@ -246,6 +249,14 @@ def _carry_out(draft: Draft, dealt: DeviceCounts) -> None:
     for name, filling in dealt.fillings.items():
         if name not in stay:
             _place_in_gaps(draft, view.jobs[name], filling)
+
+
+def _is_measuring(view: Snapshot, dealt: DeviceCounts) -> bool:
+    """Whether the gaps of a job on several device types will be known soon."""
+    if not view.estimates.measures_idle:
+        return False
+    several = [job for job in view.active() if len(dealt.counts(job.id) or ()) > 1]
+    return any(not view.estimates.idle(job.spec, dealt.counts(job.id) or ()) for job in several)
 
 
 def _fills(job: Job, view: Snapshot, filling: GapFill) -> bool:
