@@ -79,7 +79,8 @@ async def rows(bench: Bench, table: dict[str, Any], names: list[str], play: Call
         else:
             table["rows"].append({"policy": name, **_figures(found)})
             times = f"mean {found.mean_s:6.2f} s  weighted {found.weighted_s:6.2f} s  all {found.makespan_s:6.2f} s"
-            print(f"  {name:22} {times}  {found.changes} changes{_notes(found)}", flush=True)
+            gaps = f"  {found.in_gaps} in gaps" if found.in_gaps else ""
+            print(f"  {name:22} {times}  {found.changes} changes{gaps}{_notes(found)}", flush=True)
         longest_s = max(longest_s, time.monotonic() - began)
         bench.keep()
 
@@ -90,6 +91,7 @@ def _figures(found: Ended) -> dict[str, Any]:
         "weighted_s": round(found.weighted_s, 3),
         "makespan_s": round(found.makespan_s, 3),
         "changes": found.changes,
+        "in_gaps": found.in_gaps,
         "jct_s": {job: round(seconds, 3) for job, seconds in found.jct_s.items()},
     }
 
@@ -135,7 +137,7 @@ async def loss_phase(bench: Bench) -> None:
     stage = bench.stage(EQUAL if bench.is_gpu else EQUAL_CORES)
     count = len(stage.devices)
     model = (GPU_MODELS if bench.is_gpu else CPU_MODELS)["conv"]
-    model = Model(model.name, model.entry, {**model.args, "lr": 0.003}, model.probe)
+    model = Model(model.name, model.entry, {**model.args, "lr": 0.001}, model.probe)
     keys = {"devices": count, "min_devices": 1, "max_devices": count}
     table: dict[str, Any] = {"devices": [device.name for device in stage.devices], "rows": []}
     bench.results["loss-phase"] = table
@@ -153,7 +155,8 @@ async def loss_phase(bench: Bench) -> None:
             Planned("younger", model, target=target, at_s=gap_s, keys={**keys, "seed": 1}),
         ]
         names = [name for name in PHASES if name not in SPLITS or count % 4 == 0 or name == "2-2"]
-        await rows(bench, table, names, lambda name: stage.run(_phase_policy(name, count), jobs))
+        limit_s = 20.0 + 6.0 * took_s
+        await rows(bench, table, names, lambda name: stage.run(_phase_policy(name, count), jobs, limit_s))
     finally:
         await stage.close()
 

@@ -14,7 +14,7 @@ from typing import Any
 from trials.late import LateRun
 
 from carpool.backends.run_folder import RunFolder
-from carpool.core.model import JobId, Phase
+from carpool.core.model import Allocation, JobId, Phase
 from carpool.core.policy import Policy
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import parse_jobs
@@ -61,6 +61,7 @@ class Ended:
     weighted_s: float
     makespan_s: float
     changes: int  # of devices or shares, starts included
+    in_gaps: int  # jobs that ran in the gaps of others
     rates: dict[str, float]  # steps per second at the end of each job
     losses: dict[str, float]
     stories: dict[str, list[str]]
@@ -204,10 +205,15 @@ def _ended(run: LateRun, names: Mapping[str, Planned], folder: RunFolder) -> End
         sum(weights[name] * taken for name, taken in jct_s.items()) / sum(weights.values()),
         max(account.ended_at or 0.0 for account in accounts.values()),
         sum(len(account.decisions) for account in accounts.values()),
+        sum(any(_has_later_turn(entry.allocation) for entry in account.decisions) for account in accounts.values()),
         {name: rate for name, (rate, _) in ends.items()},
         {name: loss for name, (_, loss) in ends.items()},
         {job.name: [words for _, words in by_name[name].story] for name, job in names.items()},
     )
+
+
+def _has_later_turn(allocation: Allocation | None) -> bool:
+    return allocation is not None and any(share.turn for share in allocation.shares)
 
 
 def _at_the_end(folder: RunFolder, job: str) -> tuple[float, float]:

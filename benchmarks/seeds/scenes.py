@@ -24,7 +24,7 @@ CPU_MODELS = {
     "large": Model("large", "mlp", {"width": 512, "depth": 3, "features": 64, "batch": 64, "samples": 512}, 20),
     "conv": Model("conv", "conv", {"width": 8, "depth": 2, "size": 16, "batch": 32, "samples": 256}, 20),
 }
-WIDE_GPU = Model("wide", "mlp", {"width": 8192, "depth": 2, "batch": 512, "lr": 0.001}, 20)  # 0.3 GB of gradients
+WIDE_GPU = Model("wide", "mlp", {"width": 8192, "depth": 2, "batch": 512}, 20)  # 0.3 GB of gradients
 WIDE_CPU = Model("wide", "mlp", {"width": 1024, "depth": 2, "features": 64, "batch": 32, "samples": 256}, 15)
 
 
@@ -67,14 +67,20 @@ def hare(*, is_gpu: bool, scale: float) -> list[Scene]:
     jobs = _stream(models, 9 if is_gpu else 5, scale, 1.5, seed=1)
     rows = ("hare", "wsrtf", "srtf", "hare-literal", "hare-tasks", "carpool")
     gang = Planned(
-        "gang", WIDE_GPU if is_gpu else WIDE_CPU, 2.0 * scale, weight=5.0, keys={"devices": 2, "min_devices": 2}
+        "gang", WIDE_GPU if is_gpu else WIDE_CPU, 4.0 * scale, weight=40.0, keys={"devices": 2, "min_devices": 2}
     )
     filler = models["mlp" if is_gpu else "small"]
     fillers = [Planned(f"filler{n}", filler, 1.0 * scale, at_s=0.5 * scale) for n in range(2)]
     two = "cuda:0@50,cuda:0@25" if is_gpu else CORES
     return [
         Scene("hare", devices, tuple(jobs), rows),
-        Scene("gaps", two, (gang, *fillers), ("hare", "hare:gaps=false", "wsrtf", "srtf"), note="a job across lanes"),
+        Scene(
+            "gaps",
+            two,
+            (gang, *fillers),
+            ("hare", "hare:gaps=false", "hare-literal", "carpool"),
+            note="a job across lanes",
+        ),
     ]
 
 

@@ -13,6 +13,7 @@ import carpool
 
 _CLASSES = 10
 _NOISE = 2.0  # standard deviation of the inputs about the centre of their class
+_CHANNELS = 0.3  # standard deviation of the mean of a channel
 _MOST_STEPS = 1_000_000  # of a training that ends at a loss
 
 
@@ -87,18 +88,20 @@ def _training(
     steps: int = 0,
     target: float = 0.0,
     samples: int = 4096,
-    lr: float = 0.01,
+    lr: float = 0.001,
     data_seed: int = 0,
 ) -> carpool.Training:
     """Classes of noisy points, which every network can learn; ends after steps or at a loss."""
     random = torch.Generator().manual_seed(data_seed)
     centres = torch.randn((_CLASSES, *shape), generator=random)
+    if len(shape) > 2:  # a mean for each channel, which pooling keeps
+        centres += _CHANNELS * torch.randn((_CLASSES, shape[0], 1, 1), generator=random)
     labels = torch.randint(_CLASSES, (samples,), generator=random)
     rows = centres[labels] + _NOISE * torch.randn((samples, *shape), generator=random)
     stop = carpool.Stop(steps=_MOST_STEPS, target_loss=target) if target else carpool.Stop(steps=steps)
     return carpool.Training(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9),
+        optimizer=torch.optim.Adam(model.parameters(), lr=lr),
         dataset=TensorDataset(rows, labels),
         loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
         batch_size=batch,

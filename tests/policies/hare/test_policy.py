@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.core.estimates import Estimator
-from carpool.core.messages import JobFinished, Record
-from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import JobFinished, JobSubmitted, ProgressReported, Record
+from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Policy
-from carpool.core.topology import Cluster
+from carpool.core.topology import Cluster, Placement
 from carpool.policies.hare.policy import Hare
 from carpool.policies.registry import parse_policy
 from carpool.sim.engine import simulate
@@ -22,6 +22,7 @@ from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import PlainWorld, World
 from carpool.sim.worlds.parts import Groups, PartsOracle, PartsWorld
 from carpool.testing import PolicyContract
+from carpool.testing.rig import Rig
 
 WORLD = PartsWorld(
     {
@@ -123,6 +124,29 @@ def test_gaps_are_filled() -> None:
     assert seen.at["top"] == pytest.approx(others.at["top"])
     assert seen.at["low"] < others.at["low"]
     assert filled < alone
+
+
+class SlowAcross(Estimator):
+    """Rate 10 on one device, and 3 across device types: synchronisation takes most of a step."""
+
+    version = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        return Estimate(3.0 if len(placement.groups) > 1 else 10.0)
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        return Estimate(job.remaining_at(at))
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        pass
+
+
+def test_a_job_that_fits_on_no_single_type_is_valued_by_its_rate_across_types() -> None:
+    rig = Rig(Hare(gaps=False), [(1, 1, "V100"), (1, 1, "K80")], estimator=SlowAcross())
+    gang = JobSpec(JobId("gang"), 2, 100.0, weight=40.0, min_devices=2)
+    rig.say(0.0, JobSubmitted(gang))
+    rig.answered(0.0)
+    assert rig.say(1.0, JobSubmitted(JobSpec(JobId("low"), 1, 20.0))) == []
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.placement import consolidated, pooled
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.queue import in_submission_order
+from carpool.core.topology import Placement
 from carpool.policies.estimator_queries import rate_on
 from carpool.policies.gavel.rounds import capacity_of
 from carpool.policies.hare.device_allocation import Bid, Counts, DeviceAllocator, DeviceCounts, GapFill, held_counts
@@ -193,6 +194,8 @@ def demand_of(view: Snapshot, capacity: Mapping[Kind, int], guess: float = 0.0) 
         speeds = [_speed(view, job, kind, capacity[kind]) if kind in allowed else 0.0 for kind in kinds]
         room = sum([capacity.get(kind, 0) for kind in allowed])
         if max(speeds, default=0.0) > 0.0 and room >= job.spec.narrowest:
+            if all(capacity[kind] < job.spec.narrowest for kind in allowed if kind in capacity):
+                speeds = _speeds_across(view, job, kinds, speeds, capacity)
             jobs.append(job)
             rows.append(speeds)
     table = np.array(rows).reshape(len(jobs), len(kinds))
@@ -227,6 +230,20 @@ def _speed(view: Snapshot, job: Job, kind: Kind, there: int) -> float:
     """Units of work per device-second on as many devices of a type as the job may use."""
     width = min(job.spec.widest, there)
     return rate_on(view, job.spec, kind, width) / width if width else 0.0
+
+
+def _speeds_across(
+    view: Snapshot, job: Job, kinds: Sequence[Kind], speeds: Sequence[float], capacity: Mapping[Kind, int]
+) -> list[float]:
+    """The speeds of a job that fits on no single type, scaled to add up to its rate across types."""
+    left, counts, sum_of_speeds = job.spec.widest, list[tuple[Kind, int]](), 0.0
+    for speed, kind in sorted(zip(speeds, kinds, strict=True), reverse=True):
+        count = min(left, capacity[kind]) if speed > 0.0 else 0
+        if count:
+            counts.append((kind, count))
+            left, sum_of_speeds = left - count, sum_of_speeds + count * speed
+    rate = view.estimates.rate(job.spec, Placement(tuple(sorted(counts)))).mean
+    return [speed * rate / sum_of_speeds for speed in speeds] if rate > 0.0 else list(speeds)
 
 
 def _carry_out(draft: Draft, dealt: DeviceCounts) -> None:
