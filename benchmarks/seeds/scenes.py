@@ -20,12 +20,12 @@ GPU_MODELS = {
     "conv": Model("conv", "conv", {"width": 96, "depth": 5, "size": 32, "batch": 256}, 120),
 }
 CPU_MODELS = {
-    "small": Model("small", "mlp", {"width": 128, "depth": 2, "features": 64, "batch": 32, "samples": 512}, 40),
-    "large": Model("large", "mlp", {"width": 512, "depth": 3, "features": 64, "batch": 64, "samples": 512}, 20),
-    "conv": Model("conv", "conv", {"width": 8, "depth": 2, "size": 16, "batch": 32, "samples": 256}, 20),
+    "small": Model("small", "mlp", {"width": 128, "depth": 2, "features": 64, "batch": 32, "samples": 512}, 400),
+    "large": Model("large", "mlp", {"width": 512, "depth": 3, "features": 64, "batch": 64, "samples": 512}, 120),
+    "conv": Model("conv", "conv", {"width": 8, "depth": 2, "size": 16, "batch": 32, "samples": 256}, 250),
 }
-WIDE_GPU = Model("wide", "mlp", {"width": 8192, "depth": 2, "batch": 512}, 20)  # 0.3 GB of gradients
-WIDE_CPU = Model("wide", "mlp", {"width": 1024, "depth": 2, "features": 64, "batch": 32, "samples": 256}, 15)
+WIDE_GPU = Model("wide", "mlp", {"width": 8192, "depth": 2, "batch": 512}, 100)  # 0.3 GB of gradients
+WIDE_CPU = Model("wide", "mlp", {"width": 1024, "depth": 2, "features": 64, "batch": 32, "samples": 256}, 60)
 
 
 @dataclass(frozen=True, slots=True)
