@@ -22,6 +22,7 @@ class EndWhenAllSubmitted(EndWhenDone):
     """Ends when every job is over, those to come included."""
 
     def __init__(self, waiting: set[JobId]) -> None:
+        super().__init__()
         self._waiting = waiting
 
     def is_over(self, scheduler: Scheduler) -> bool:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from carpool.backends.online_estimator import OnlineEstimator
+from carpool.backends.online_estimator import OnlineEstimator, initial_speeds
 from carpool.core.messages import JobFinished, JobSubmitted, ProgressReported, Record
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Kind, Phase
 from carpool.core.topology import Cluster, Link, Neighbour, Placement
+from carpool.jobs.devices import LocalDevice
 from carpool.policies.estimator_queries import memory_of
 from carpool.policies.iadeep.batch_tuning import best_step
 from carpool.predictors.loss.curve import LossTarget
@@ -413,3 +414,21 @@ def test_a_step_measured_over_one_link_tells_of_another_link() -> None:
     fast = cluster.placement(Allocation.of(0, 1))
     assert 1.0 / live.rate(SPEC, fast).mean == pytest.approx(0.5 + 0.2, rel=0.15)
     assert live.rate(SPEC, cluster.placement(Allocation.of(0, 2))).mean == pytest.approx(1 / 2.5), "as measured"
+
+
+def test_idle_portions_are_those_measured_without_neighbours_on_these_device_types() -> None:
+    cluster = Cluster.build([(1, 1, "fast"), (1, 2, "slow")])
+    live, groups = OnlineEstimator(cluster), ((Kind("fast"), 1), (Kind("slow"), 2))
+    assert live.idle(SPEC, groups) == {}
+    live.learn(1.0, running(SPEC, 0, 1, 2), ProgressReported(SPEC.id, 1, 5.0, 1.0, step_s=1.0, busy=(0.25, 0.5, 0.75)))
+    assert live.idle(SPEC, groups) == {"fast": 0.75, "slow": 0.25}
+    assert live.idle(SPEC, ((Kind("fast"), 1), (Kind("slow"), 1))) == {}
+    live.neighbours_of = lambda job: (Neighbour(JobSpec(JobId("other"))),)
+    live.learn(1.0, running(SPEC, 0, 1, 2), ProgressReported(SPEC.id, 1, 6.0, 1.0, step_s=1.0, busy=(0.1, 0.1, 0.1)))
+    assert live.idle(SPEC, groups) == {"fast": 0.75, "slow": 0.25}
+
+
+def test_first_speeds_are_cores_and_portions_of_a_gpu() -> None:
+    lane = LocalDevice(2, "cuda:0@25", "H200@25", (), 0, lane_percent=25)
+    devices = [LocalDevice(0, "cpu:0", "cpu2", (0, 1)), LocalDevice(1, "cuda:1", "H200", (), 1), lane]
+    assert initial_speeds(devices) == {"cpu2": 2.0, "H200": 1.0, "H200@25": 0.25}

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.model import JobId, JobSpec, Kind, lane_of
 from carpool.jobs.devices import (
     Gpu,
     as_cluster,
+    devices_of_gpu,
     foreign_process_note,
     list_gpus,
     overlap_note,
@@ -101,6 +102,28 @@ def test_gpus_are_the_default_and_equal_models_are_adjacent() -> None:
     assert [device.name for device in parse_devices("cuda:2,1", cores=(0,), gpus=GPUS)] == ["cuda:2", "cuda:1"]
 
 
+def test_lanes_of_a_gpu_are_devices_of_their_own_types_that_share_its_memory() -> None:
+    devices = parse_devices("cuda:0@25,cuda:1,0@50, 0@25", cores=(0,), gpus=GPUS)
+    assert [(device.name, device.kind, device.cuda, device.lane_percent) for device in devices] == [
+        ("cuda:0@50", "H200@50", 0, 50),
+        ("cuda:0@25", "H200@25", 0, 25),
+        ("cuda:0@25/2", "H200@25", 0, 25),
+        ("cuda:1", "V100", 1, 0),
+    ]
+    assert [device.memory_bytes for device in devices] == [75, 37, 37, 16]
+    assert as_cluster(devices).capacity == {"H200@50": 1, "H200@25": 2, "V100": 1}
+    assert lane_of(Kind("H200@25")) == ("H200", 0.25)
+    assert lane_of(Kind("H200")) == ("H200", 1.0)
+    assert [devices_of_gpu(devices, device) for device in devices] == [[0, 1, 2]] * 3 + [[3]]
+    assert overlap_note(devices) == ""
+
+
+def test_lanes_may_have_more_than_a_gpu_has_which_a_note_says() -> None:
+    devices = parse_devices("cuda:0@100,cuda:0@50", cores=(0,), gpus=GPUS)
+    assert [device.memory_bytes for device in devices] == [100, 50]
+    assert all(word in overlap_note(devices) for word in ("cuda:0", "150 %"))
+
+
 def test_the_cluster_has_one_node_with_a_bank_per_device_type() -> None:
     cluster = as_cluster(parse_devices("cpu:2x1,1x2", cores=range(4), gpus=()))
     assert [node.name for node in cluster.nodes] == ["local"]
@@ -128,7 +151,20 @@ def test_invalid_devices_report_value_limit_and_way_out(text: str, words: list[s
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "word"), [("cuda:3", "GPU 3.*0, 1, 2"), ("cuda:0,0", "twice"), ("cuda:a", "'a'")])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("cuda:3", "GPU 3.*0, 1, 2"),
+        ("cuda:0,0", "twice"),
+        ("cuda:a", "'a'"),
+        ("cuda:0@0", "0 %.*1 to 100"),
+        ("cuda:0@101", "101 %"),
+        ("cuda:0@x", "'0@x'.*cuda:0@50"),
+        ("cuda:0,cuda:0@50", "as a whole and a lane"),
+        ("cuda:7@50", "GPU 7"),
+        ("cuda:@50", "'@50'"),
+    ],
+)
 def test_invalid_gpus(text: str, word: str) -> None:
     with pytest.raises(InputError, match=word):
         parse_devices(text, cores=range(2), gpus=GPUS)

@@ -11,7 +11,7 @@ from carpool.backends.batch_stats import BatchStats
 from carpool.backends.group_retention import GroupRetention, RateAlone, cores_of
 from carpool.core.estimates import Estimate, Estimator, MixEntry
 from carpool.core.messages import JobCancelled, JobFailed, JobFinished, ProgressReported, Record
-from carpool.core.model import Job, JobId, JobSpec, Kind
+from carpool.core.model import Job, JobId, JobSpec, Kind, lane_of
 from carpool.core.topology import Cluster, Neighbour, Path, Placement
 from carpool.jobs.devices import LocalDevice
 from carpool.predictors.links.estimator import Site, SiteRates
@@ -73,6 +73,7 @@ class OnlineEstimator(Estimator):
     counts_steps = True
     follows_losses = True
     predicts_retention = True
+    measures_idle = True
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class OnlineEstimator(Estimator):
         self._groups = GroupRetention(self)
         self._batches = BatchStats()
         self._spans = SpanModel()
+        self._idle: dict[JobId, dict[Groups, dict[Kind, float]]] = {}
 
     @property
     def version(self) -> int:
@@ -323,6 +325,7 @@ class OnlineEstimator(Estimator):
             del self._rates[key]
             del self._placements[key]
         self._near.pop(job, None)
+        self._idle.pop(job, None)
         self._versions.pop(job, None)
         self._profiles.pop(job, None)
         self._batches.forget(job)
@@ -343,6 +346,8 @@ class OnlineEstimator(Estimator):
         if neighbours is None:
             return
         placement = replace(self.cluster.placement(job.observed), neighbours=tuple(neighbours))
+        if not neighbours:
+            self._learn_idle(job, placement, report)
         key = self._key(job.spec, placement)
         known = self._rates.get(key)
         if known is None:
@@ -362,6 +367,20 @@ class OnlineEstimator(Estimator):
             self._spans.learn(job.spec, placement, report.sync_s)
         if neighbours or placement.fraction < 1.0:
             self._groups.learn(job.spec, placement)
+
+    def _learn_idle(self, job: Job, placement: Placement, report: ProgressReported) -> None:
+        """Take in how long each device of a job waits for the others."""
+        devices = sorted(job.observed.devices()) if job.observed is not None else []
+        if len(report.busy) != len(devices) or len(devices) < 2:
+            return
+        idle: dict[Kind, float] = {}
+        for device, busy in zip(devices, report.busy, strict=True):
+            kind = self.cluster.kind_of(device)
+            idle[kind] = min(idle.get(kind, 1.0), max(0.0, 1.0 - busy))
+        self._idle.setdefault(job.id, {})[placement.groups] = idle
+
+    def idle(self, spec: JobSpec, groups: Groups) -> Mapping[Kind, float]:
+        return self._idle.get(spec.id, {}).get(groups, {})
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
         return self.curves.learning(job, steps)
@@ -469,5 +488,5 @@ def _stage(settings: int) -> int:
 
 
 def initial_speeds(devices: Sequence[LocalDevice]) -> dict[Kind, float]:
-    """A first guess of speeds: a device of two cores is twice as fast as one of one; GPUs are equal."""
-    return {Kind(device.kind): float(len(device.cores) or 1) for device in devices}
+    """A first guess of speeds: as many as the cores of a device, or the portion of its GPU; GPUs are equal."""
+    return {Kind(device.kind): len(device.cores) or lane_of(Kind(device.kind))[1] for device in devices}

@@ -51,6 +51,7 @@ class Estimator(ABC):
     counts_steps: ClassVar[bool] = False  # rates are steps per second, whatever a step's batch size
     follows_losses: ClassVar[bool] = False  # `learning` answers once enough losses were reported
     predicts_retention: ClassVar[bool] = False  # `retention` knows what shares do, so that policies may choose them
+    measures_idle: ClassVar[bool] = False  # `idle` answers some seconds after a job started on several device types
 
     @property
     @abstractmethod
@@ -151,7 +152,7 @@ class Estimator(ABC):
         return None
 
     def idle(self, spec: JobSpec, groups: tuple[tuple[Kind, int], ...]) -> Mapping[Kind, float]:
-        """The portion of its step that the job leaves each type of its devices idle; missing: unknown."""
+        """The portion of its step that the job leaves each type of its devices idle; missing: unknown (yet)."""
         return {}
 
     def _beside_others(self, kind: Kind, mix: Sequence[MixEntry], place: int) -> Estimate:

@@ -126,6 +126,7 @@ class ProgressReported(Fact):
     sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
     alone: bool = False  # measured by a probe, while the other jobs on its devices were stopped
     memory_bytes: int = 0  # peak device memory of a worker so far; 0: unknown
+    busy: tuple[Amount, ...] = ()  # portion of a step that each device computes, by ascending device; empty: unknown
     rank: ClassVar[int] = _PROGRESS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,22 @@ DeviceId = NewType("DeviceId", int)
 NodeId = NewType("NodeId", int)
 Kind = NewType("Kind", str)
 Param = str | int | float | bool  # the value of a hyper-parameter
+
+WHOLE = 100  # percent of a GPU
+_LANE_TYPE = re.compile(r"(.+)@(\d{1,3})")
+
+
+def lane_type(model: str, percent: int) -> Kind:
+    """The device type of a lane of so many percent of a GPU: ``H200@50``."""
+    return Kind(f"{model}@{percent}")
+
+
+def lane_of(kind: Kind) -> tuple[Kind, float]:
+    """The GPU's device type and the portion of it that a lane is; a whole device: its own type, and 1."""
+    match = _LANE_TYPE.fullmatch(kind)
+    if match is None or not 1 <= int(match[2]) <= WHOLE:
+        return kind, 1.0
+    return Kind(match[1]), int(match[2]) / WHOLE
 
 
 class Phase(StrEnum):

@@ -11,14 +11,18 @@ from itertools import groupby
 
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
-from carpool.core.model import JobSpec, Kind, NodeId
+from carpool.core.model import WHOLE, JobSpec, Kind, NodeId, lane_type
 from carpool.core.topology import Bank, Cluster, Node
 from carpool.jobs.nvml import Nvml
 
 NODE_NAME = "local"
 _BRAND = re.compile(r"^(NVIDIA|Tesla|GeForce|Quadro)\s+")
-_SYNTAX = "Write cpu:4 (4 devices), cpu:2x1,1x2 (2 devices of 1 core, 1 of 2 cores), cuda, or cuda:0,1."
+_SYNTAX = (
+    "Write cpu:4 (4 devices), cpu:2x1,1x2 (2 devices of 1 core, 1 of 2 cores), cuda, cuda:0,1, "
+    "or cuda:0@50,cuda:0@25 (lanes of 50 and 25 % of GPU 0)."
+)
 _GROUP = re.compile(r"(\d+)x(\d+)")
+_GPU = re.compile(r"(?:cuda:)?(\d+)(?:@(\d+))?")
 _MAX_DEVICES = 1024
 
 IsOurs = Callable[[int], bool]  # whether a process, by its id, belongs to this carpool
@@ -43,14 +47,20 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class LocalDevice:
-    """One device: a set of cores, or a GPU."""
+    """One device: a set of cores, a GPU, or a lane of a GPU."""
 
     id: int  # as in the cluster
-    name: str  # cpu:0, cuda:0
-    kind: str  # cpu1 (one core), cpu2, or the GPU's model
+    name: str  # cpu:0, cuda:0, cuda:0@50
+    kind: str  # cpu1 (one core), cpu2, the GPU's model, or of a lane: H200@50
     cores: tuple[int, ...] = ()
     cuda: int | None = None  # index of the GPU
     memory_bytes: int = 0  # 0: unknown, not checked
+    lane_percent: int = 0  # of the GPU's multiprocessors, enforced by MPS; 0: the whole GPU
+
+    @property
+    def is_lane(self) -> bool:
+        """Whether it is a lane of a GPU, which may have others."""
+        return self.lane_percent > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,9 @@ def parse_devices(
 ) -> list[LocalDevice]:
     """Parse ``cpu:N``, ``cpu:CxK,…``, ``cuda`` or ``cuda:I,…``; empty: all GPUs, or one device per core without GPUs.
 
+    ``cuda:I@P`` is a lane of P percent of a GPU's multiprocessors, with a device type of its own. Lanes share the
+    GPU's memory in proportion; together they may have more than 100 %.
+
     ``cores`` and ``gpus`` default to those of this machine that this process may use. With ``most_on_cpu``, an empty
     text deals all cores to at most that many devices.
     """
@@ -178,15 +191,33 @@ def foreign_process_note(gpus: Sequence[Gpu]) -> str:
 
 
 def overlap_note(devices: Sequence[LocalDevice]) -> str:
-    """Describe devices that share cores, for the user; empty when none do."""
+    """Describe devices that share cores, or more of a GPU than it has, for the user; empty when none do."""
     owners: dict[int, int] = {}
     for device in devices:
         for core in device.cores:
             owners[core] = owners.get(core, 0) + 1
     most = max(owners.values(), default=1)
-    if most == 1:
-        return ""
-    return f"{len(devices)} devices on {len(owners)} cores: up to {most} devices take turns on one core"
+    if most > 1:
+        return f"{len(devices)} devices on {len(owners)} cores: up to {most} devices take turns on one core"
+    crowded = {gpu: percent for gpu, percent in _lane_sums(devices).items() if percent > WHOLE}
+    named = ", ".join(f"cuda:{gpu} have {percent} %" for gpu, percent in crowded.items())
+    return f"the lanes of {named} in all: their jobs compete for its multiprocessors" if crowded else ""
+
+
+def _lane_sums(devices: Sequence[LocalDevice]) -> dict[int, int]:
+    """Percent of each GPU that its lanes have in all."""
+    sums: dict[int, int] = {}
+    for device in devices:
+        if device.cuda is not None and device.is_lane:
+            sums[device.cuda] = sums.get(device.cuda, 0) + device.lane_percent
+    return sums
+
+
+def devices_of_gpu(devices: Iterable[LocalDevice], device: LocalDevice) -> list[int]:
+    """The devices on the same GPU, that one included: several where they are lanes. Without a GPU, that one."""
+    if device.cuda is None:
+        return [device.id]
+    return [other.id for other in devices if other.cuda == device.cuda]
 
 
 def as_cluster(devices: Sequence[LocalDevice], supplies: HostResources = UNKNOWN) -> Cluster:
@@ -248,14 +279,22 @@ def _cuda_devices(gpus: Sequence[Gpu], rest: str, text: str) -> list[LocalDevice
         way_out = "Check the driver and CUDA_VISIBLE_DEVICES (carpool doctor), or use --devices cpu:N."
         raise _invalid(text, "no GPU is visible", way_out)
     by_index = {gpu.index: gpu for gpu in gpus}
-    chosen = _named_gpus(rest, text, by_index) if rest else _unoccupied(gpus)
-    # Equal models next to each other, so that each model is one bank.
+    chosen = _named_gpus(rest, text, by_index) if rest else [(index, 0) for index in _unoccupied(gpus)]
+    # Equal types next to each other, so that each type is one bank.
     models = list(dict.fromkeys(gpu.model for gpu in gpus))
-    chosen.sort(key=lambda index: models.index(by_index[index].model))
-    return [
-        LocalDevice(number, f"cuda:{index}", by_index[index].model, (), index, by_index[index].free_bytes)
-        for number, index in enumerate(chosen)
-    ]
+    chosen.sort(key=lambda each: (models.index(by_index[each[0]].model), -each[1]))
+    devices: list[LocalDevice] = []
+    for number, (index, percent) in enumerate(chosen):
+        gpu = by_index[index]
+        if not percent:
+            devices.append(LocalDevice(number, f"cuda:{index}", gpu.model, (), index, gpu.free_bytes))
+            continue
+        in_all = sum(other for place, other in chosen if place == index)
+        memory_bytes = gpu.free_bytes * percent // max(WHOLE, in_all)
+        name, twins = f"cuda:{index}@{percent}", chosen[:number].count((index, percent))
+        name = f"{name}/{twins + 1}" if twins else name
+        devices.append(LocalDevice(number, name, lane_type(gpu.model, percent), (), index, memory_bytes, percent))
+    return devices
 
 
 def _unoccupied(gpus: Sequence[Gpu]) -> list[int]:
@@ -263,14 +302,23 @@ def _unoccupied(gpus: Sequence[Gpu]) -> list[int]:
     return [gpu.index for gpu in gpus if not gpu.foreign_pids] or [gpu.index for gpu in gpus]
 
 
-def _named_gpus(rest: str, text: str, by_index: dict[int, Gpu]) -> list[int]:
-    parts = [part.strip() for part in rest.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise _invalid(text, f"{rest!r} is not a list of GPU indices", _SYNTAX)
-    chosen = [int(part) for part in parts]
-    for index in chosen:
+def _named_gpus(rest: str, text: str, by_index: dict[int, Gpu]) -> list[tuple[int, int]]:
+    """Index and lane of each device; lane 0: the whole GPU."""
+    chosen: list[tuple[int, int]] = []
+    for part in rest.split(","):
+        match = _GPU.fullmatch(part.strip())
+        if match is None:
+            raise _invalid(text, f"{part.strip()!r} is not a GPU index, or INDEX@PERCENT", _SYNTAX)
+        index, percent = int(match[1]), int(match[2] or 0)
         if index not in by_index:
             raise _invalid(text, f"no GPU {index}", f"Visible GPUs: {', '.join(map(str, by_index))}.")
-    if len(set(chosen)) < len(chosen):
-        raise _invalid(text, "names a GPU twice", "Name each GPU once.")
+        if match[2] and not 1 <= percent <= WHOLE:
+            raise _invalid(text, f"a lane of {percent} %", f"Give every lane 1 to {WHOLE} percent of its GPU.")
+        chosen.append((index, percent))
+    whole = [index for index, percent in chosen if not percent]
+    if len(set(whole)) < len(whole):
+        raise _invalid(text, "names a GPU twice", "Name each GPU once, or lanes of it: cuda:0@50,cuda:0@50.")
+    if mixed := [index for index, percent in chosen if percent and index in whole]:
+        way_out = f"Name it once, or only lanes of it: cuda:{mixed[0]}@50,cuda:{mixed[0]}@50."
+        raise _invalid(text, f"names GPU {mixed[0]} as a whole and a lane of it", way_out)
     return chosen

@@ -60,6 +60,9 @@ POLICIES: dict[str, PolicyEntry] = {
     "iadeep": PolicyEntry(
         "iadeep.policy", "co-locates jobs where they slow each other least, tunes batch sizes online (IADeep)"
     ),
+    "iadeep-literal": PolicyEntry(
+        "iadeep.literal", "IADeep as published: least added degradation, no caps or moves, tunes the newest job"
+    ),
     "kernel-est": PolicyEntry(
         "sharing.static_admission", "co-locates jobs where SM and memory use predict little interference"
     ),

@@ -1,24 +1,28 @@
 """Hare: Fig. 5 of its text, gaps, starvation, guesses, and what happens when there is no solution."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.core.messages import JobFinished, Record
-from carpool.core.model import JobId, JobSpec, Kind
+from carpool.core.estimates import Estimate, Estimator
+from carpool.core.messages import JobFinished, JobSubmitted, ProgressReported, Record
+from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Policy
-from carpool.core.topology import Cluster
+from carpool.core.topology import Cluster, Placement
 from carpool.policies.hare.policy import Hare
 from carpool.policies.registry import parse_policy
 from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import PlainWorld, World
-from carpool.sim.worlds.parts import PartsWorld
+from carpool.sim.worlds.parts import Groups, PartsOracle, PartsWorld
 from carpool.testing import PolicyContract
+from carpool.testing.rig import Rig
 
 WORLD = PartsWorld(
     {
@@ -120,6 +124,55 @@ def test_gaps_are_filled() -> None:
     assert seen.at["top"] == pytest.approx(others.at["top"])
     assert seen.at["low"] < others.at["low"]
     assert filled < alone
+
+
+class SlowAcross(Estimator):
+    """Rate 10 on one device, and 3 across device types: synchronisation takes most of a step."""
+
+    version = 0
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        return Estimate(3.0 if len(placement.groups) > 1 else 10.0)
+
+    def remaining(self, job: Job, at: float) -> Estimate:
+        return Estimate(job.remaining_at(at))
+
+    def learn(self, at: float, job: Job, report: ProgressReported) -> None:
+        pass
+
+
+def test_a_job_that_fits_on_no_single_type_is_valued_by_its_rate_across_types() -> None:
+    rig = Rig(Hare(gaps=False), [(1, 1, "V100"), (1, 1, "K80")], estimator=SlowAcross())
+    gang = JobSpec(JobId("gang"), 2, 100.0, weight=40.0, min_devices=2)
+    rig.say(0.0, JobSubmitted(gang))
+    rig.answered(0.0)
+    assert rig.say(1.0, JobSubmitted(JobSpec(JobId("low"), 1, 20.0))) == []
+
+
+@dataclass(frozen=True, slots=True)
+class LateOracle(PartsOracle):
+    """Knows gaps from the third question on, as if they were measured meanwhile."""
+
+    measures_idle: ClassVar[bool] = True
+    asked: list[Groups] = field(default_factory=list)
+
+    def idle(self, spec: JobSpec, groups: Groups) -> Mapping[Kind, float]:
+        self.asked.append(groups)
+        return PartsOracle.idle(self, spec, groups) if len(self.asked) > 2 else {}
+
+
+class LateParts(PartsWorld):
+    """A world with this oracle."""
+
+    def estimator(self) -> Estimator:
+        return LateOracle(self)
+
+
+def test_gaps_that_are_measured_while_a_job_waits_are_filled() -> None:
+    world = LateParts({"wide": {"V100": 0.2, "K80": 0.5}, "steep": {"V100": 0.1, "K80": 0.4}})
+    jobs = [job("top", 3, 20.0, "wide", weight=9.0), job("low", 1, 20.0, "steep")]
+    _, seen = ends(Hare(patience_s=1e-9), jobs, [(1, 1, "V100"), (1, 1, "K80")], world)
+    assert 1 in seen.turns["low"]
 
 
 def stream() -> list[Arrival]:

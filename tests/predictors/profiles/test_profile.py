@@ -128,6 +128,25 @@ def test_a_kind_that_was_never_measured_is_not_answered() -> None:
     assert BELIEF.rate(on(kind="H200")) is None
 
 
+def test_an_unmeasured_lane_is_a_share_of_its_gpu() -> None:
+    measurements = tuple(replace(each, kind="H200") for each in PROFILE.measurements)
+    own = Measurement("H200@25", 1, 32, step_s=0.2)
+    belief = ProfileRateModel.of(replace(PROFILE, measurements=(*measurements, own)))
+    half = belief.rate(on(kind="H200@50"))
+    assert half == belief.rate(on(fraction=0.5, kind="H200"))
+    quarter = belief.rate(on(kind="H200@25"))
+    assert quarter is not None
+    assert quarter.basis == "measured"
+    assert quarter.rate.mean == pytest.approx(5.0)
+    both = belief.rate(Placement(((Kind("H200@25"), 1), (Kind("H200@50"), 1))))
+    twice = belief.rate(on(count=2, kind="H200@50"))
+    assert half is not None
+    assert both is not None
+    assert twice is not None
+    assert both.rate.mean / twice.rate.mean == pytest.approx((5.0 + half.rate.mean) / (2.0 * half.rate.mean), rel=0.01)
+    assert belief.rate(on(kind="V100@50")) is None
+
+
 def test_doubt_widens_the_spread_and_takes_the_length() -> None:
     found = ProfileRateModel.of(PROFILE, doubt="of an older file").rate(on())
     assert found is not None

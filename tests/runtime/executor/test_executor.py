@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from carpool.core.messages import Assign, AssignApplied, JobFailed, OutsidersSeen, Release, ReleaseApplied
+from carpool.core.messages import (
+    Assign,
+    AssignApplied,
+    JobFailed,
+    OutsidersSeen,
+    ProgressReported,
+    Release,
+    ReleaseApplied,
+)
 from carpool.core.model import Allocation, JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.nvml import GpuProcess
@@ -69,6 +77,7 @@ class FakePool(WorkerPool):
         self.killed: list[WorkerKey] = []
         self.environments: dict[WorkerKey, dict[str, str]] = {}
         self.places: dict[WorkerKey, tuple[tuple[int, ...], int]] = {}  # cores and threads
+        self.lane_bytes: dict[WorkerKey, int] = {}
         self.sent: list[tuple[WorkerKey, Message]] = []
         self.prewarmed: dict[WorkerKey, dict[str, str]] = {}
         self.assigned: dict[WorkerKey, WorkerKey] = {}
@@ -99,6 +108,7 @@ class FakePool(WorkerPool):
         self.launched.append(key)
         self.environments[key] = dict(begin.environment)
         self.places[key] = begin.cores, begin.threads
+        self.lane_bytes[key] = begin.lane_bytes
 
     def kill(self, key: WorkerKey) -> None:
         self.killed.append(key)
@@ -174,6 +184,27 @@ def test_under_a_memory_cap_a_grant_waits_until_another_job_is_swapped_out(tmp_p
     assert pool.sent[-1] == (b, Grant(16, 2, 1, free_bytes=90))
 
 
+def test_reports_say_which_portion_of_a_step_each_device_computes(tmp_path: Path) -> None:
+    pool, reports, now = FakePool(), list[Report](), [0.0]
+    executor = Executor(DEVICES, tmp_path, ExecutorOptions(), reports.append, pool.dependencies(lambda: now[0]))
+    executor.add_job(JobId("a"), Program(entry="jobs.py:tiny"), resume=False)
+    executor.apply_orders([Assign(JobId("a"), Allocation.of(0, 1), 1)])
+    for key in pool.launched:
+        executor.workers.on_message(key, READY)
+    devices = executor.jobs.trainings[JobId("a")].devices
+    epoch = next(message.epoch for _, message in pool.sent if isinstance(message, Proceed))
+    for step in range(3):
+        now[0] += 2.0
+        for key in pool.launched:
+            executor.workers.on_message(key, Contributed(epoch, step, 1.5 if devices[key[1]] else 0.5, 4))
+    executor.workers.on_message(pool.launched[0], Stepped(3, 0, 1.0, 1.0, 0.5))
+    facts = [fact for report in reports if isinstance(report, Facts) for fact in report.facts]
+    (progress,) = (fact for fact in facts if isinstance(fact, ProgressReported))
+    assert progress.step_s == pytest.approx(2.0)
+    assert progress.busy == pytest.approx((0.25, 0.75))
+    close_files(executor)
+
+
 # -- lanes of a GPU ---------------------------------------------------------------------------------------------------
 
 
@@ -192,21 +223,33 @@ class FakeMps(MpsDaemon):
 class Gpu:
     """An executor with one GPU, MPS and fake workers."""
 
-    def __init__(self, state: Path, *, mps: bool = True, is_closed: bool = False) -> None:
+    def __init__(
+        self,
+        state: Path,
+        *,
+        mps: bool = True,
+        is_closed: bool = False,
+        devices: Sequence[LocalDevice] = (LocalDevice(0, "cuda:0", "H200", (), 0),),
+        list_processes: ListProcesses | None = None,
+    ) -> None:
         self.pool, self.mps = FakePool(), FakeMps()
         self.now = 0.0
         self.reports: list[Report] = []
-        devices = [LocalDevice(0, "cuda:0", "H200", (), 0)]
         options = ExecutorOptions(warm=1, mps=mps, is_closed=is_closed)
-        dependencies = ExecutorDependencies(lambda: self.now, lambda *_: self.pool, lambda: self.mps)
+        dependencies = ExecutorDependencies(
+            lambda: self.now, lambda *_: self.pool, lambda: self.mps, list_processes=list_processes
+        )
         self.executor = Executor(devices, state, options, self.reports.append, dependencies)
         asyncio.run(self.executor.start())
 
-    def run(self, job: str, fraction: float, generation: int = 1, *, exact: bool = False) -> WorkerKey:
+    def run(
+        self, job: str, fraction: float, generation: int = 1, *, exact: bool = False, device: int = 0, turn: int = 0
+    ) -> WorkerKey:
         """Assign a share to a job; the newest worker."""
         if generation == 1:
             self.executor.add_job(JobId(job), Program(entry="jobs.py:tiny", exact=exact), resume=False)
-        self.executor.apply_orders([Assign(JobId(job), Allocation.of(0, fraction=fraction), generation)])
+        allocation = Allocation.of(device, fraction=fraction, turn=turn)
+        self.executor.apply_orders([Assign(JobId(job), allocation, generation)])
         return self.pool.launched[-1] if self.pool.launched else (job, 0)
 
     def receives(self, key: WorkerKey, *messages: Message) -> None:

@@ -95,11 +95,16 @@ def test_two_suspects_never_run_at_the_same_time(events: list[str], data: st.Dat
 
 
 GPU = LocalDevice(0, "cuda:0", "H200", (), 0)
+LANES = [
+    LocalDevice(number, f"cuda:0@{percent}", f"H200@{percent}", (), 0, lane_percent=percent)
+    for number, percent in enumerate((50, 25))
+]
 
 
 @pytest.mark.parametrize(
     ("device", "has_lanes", "limit"),
-    [(GPU, True, 48), (GPU, False, 1), (LocalDevice(1, "cpu:0", "cpu2", (0, 1)), True, 2)],
+    [(GPU, True, 48), (GPU, False, 1), (LocalDevice(1, "cpu:0", "cpu2", (0, 1)), True, 2), (LANES[1], True, 24)],
 )
 def test_max_concurrent_jobs(device: LocalDevice, has_lanes: bool, limit: int) -> None:
-    assert max_concurrent_jobs(device, has_lanes=has_lanes) == limit
+    devices = LANES if device in LANES else [device]
+    assert max_concurrent_jobs(devices, device, has_lanes=has_lanes) == limit

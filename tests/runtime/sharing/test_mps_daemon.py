@@ -15,9 +15,17 @@ from typing import Any
 
 import pytest
 
+from carpool.core.errors import InputError
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.sharing.mps_admission import MpsAdmission, PendingWorker
-from carpool.runtime.sharing.mps_daemon import CONTROL, MpsDaemon, MpsUnavailable, clear_stale, find_control
+from carpool.runtime.sharing.mps_daemon import (
+    CONTROL,
+    MpsDaemon,
+    MpsUnavailable,
+    check_lanes,
+    clear_stale,
+    find_control,
+)
 
 DAEMON = f"""#!{sys.executable}
 import os, socket, sys
@@ -61,6 +69,22 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     monkeypatch.chdir(tmp_path)
     return program
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"mps": False}, "--lanes auto"), ({"memory_cap": 1}, "--memory-cap"), ({}, "not on the PATH")],
+)
+def test_a_lane_that_cannot_be_had_is_refused(control: Path, options: dict[str, Any], words: str) -> None:
+    lane = LocalDevice(1, "cuda:0@50", "H200@50", (), 0, lane_percent=50)
+    check_lanes([GPU], **options)
+    if options:
+        check_lanes([GPU, lane])
+    else:
+        control.unlink()
+    with pytest.raises(InputError, match=words) as caught:
+        check_lanes([GPU, lane], **options)
+    assert all(word in str(caught.value) for word in ("cuda:0@50", "name the whole GPU: cuda:0."))
 
 
 @pytest.fixture

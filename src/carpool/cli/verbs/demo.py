@@ -52,8 +52,10 @@ def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: 
     from carpool.cli.support.demo_runs import show_live_demo
     from carpool.cli.support.executor_start import start_executor, start_ready
     from carpool.jobs.devices import overlap_note, parse_devices
+    from carpool.runtime.sharing.mps_daemon import check_lanes
 
     parsed = parse_devices(devices)
+    check_lanes(parsed)
     if note := overlap_note(parsed):
         print_note(note)
     start = partial(start_ready, start=start_executor)  # torch is imported before the clock starts

@@ -34,7 +34,10 @@ A token: (umask 077; openssl rand -hex 32 > box1.token)
 @click.option("--listen", required=True, metavar="ADDRESS:PORT", help="Where the scheduler connects; port 0: any.")
 @click.option("--token-file", required=True, metavar="FILE", help="The secret that scheduler and agent share.")
 @click.option(
-    "--devices", default="", metavar="SPEC", help="cpu:4, cuda, cuda:0,1. [default: all free GPUs, else all cores]"
+    "--devices",
+    default="",
+    metavar="SPEC",
+    help="cpu:4, cuda, cuda:0,1, cuda:0@50. [default: all free GPUs, else all cores]",
 )
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
 @click.option("--state", default="", metavar="DIR", help="Folder of jobs and code. [default: the user's state, agent]")

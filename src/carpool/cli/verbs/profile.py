@@ -75,6 +75,7 @@ def profile(
     from carpool.jobs.devices import overlap_note, parse_devices
     from carpool.predictors.profiles.profile import profile_to_json
     from carpool.runtime.profiling.profiler import MeasurementBudget, ProfileRequest, make_profile
+    from carpool.runtime.sharing.mps_daemon import check_lanes
 
     program = find_program(entry, args_text)
     share_list = _parse_list(shares, "--shares", _share, "Give shares above 0 and at most 1: 0.5,1.")
@@ -89,6 +90,7 @@ def profile(
         _positive(seconds, "--seconds"), _positive(timeout, "--timeout"), parse_bytes(memory or 0, "--memory")
     )
     parsed = parse_devices(devices)
+    check_lanes(parsed)
     if note := overlap_note(parsed):
         print_note(note)
     with progress_reporter(quiet=as_json) as report:

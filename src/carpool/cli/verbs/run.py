@@ -60,7 +60,7 @@ Examples:
     "--devices",
     default="",
     metavar="SPEC",
-    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all free GPUs, else all cores]",
+    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1, cuda:0@50,cuda:0@25. [default: all free GPUs, else all cores]",
 )
 @click.option(
     "--state", metavar="DIR", help="Folder of the journal, logs and checkpoints. [default: .carpool/runs/NAME]"
@@ -151,6 +151,7 @@ def run(
     from carpool.core.units import parse_cap
     from carpool.jobs.sweep import parse_sweep_options
     from carpool.policies.registry import attribute_errors
+    from carpool.runtime.sharing.mps_daemon import check_lanes
 
     if jobs is None and resume and resume.endswith(".toml"):
         jobs, resume = resume, ""  # the word behind --resume was the job file
@@ -162,6 +163,7 @@ def run(
     found, supplies = _fitting_devices(given, fleet, devices, oversubscribe=oversubscribe)
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
+    check_lanes(found, mps=lanes == "auto", memory_cap=cap)
     options = executor_options(lanes, warm, reducer, cap) if fleet.members else None
     client = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, launched=launched)
     chosen = policy or given.policy or default_policy()

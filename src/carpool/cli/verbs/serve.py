@@ -48,7 +48,7 @@ Examples:
     "--devices",
     default=None,
     metavar="SPEC",
-    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1. [default: all free GPUs, else all cores]",
+    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1, cuda:0@50,cuda:0@25. [default: all free GPUs, else all cores]",
 )
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
 @engine_options
@@ -103,10 +103,12 @@ def serve(
     daemon's user. Settings without a flag come from the environment or the configuration file; see
     `carpool config show`.
     """
+    from carpool.core.units import parse_cap
     from carpool.jobs.devices import overlap_note, parse_devices
     from carpool.logs import configure_logging
     from carpool.runtime.executor.client import ExecutorSocket
     from carpool.runtime.sharing.foreign_processes import belongs_to
+    from carpool.runtime.sharing.mps_daemon import check_lanes
     from carpool.service.config import read_settings
     from carpool.service.daemon.bootstrap import DaemonInstance
 
@@ -121,6 +123,7 @@ def serve(
     devices = (
         () if fleet.members else tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))
     )
+    check_lanes(devices, mps=settings["lanes"] == "auto", memory_cap=parse_cap(settings["memory_cap"], "memory_cap"))
     if note := overlap_note(devices):
         _echo(note)
     found = replace(_options(settings, devices, metrics), members=fleet.members, source=fleet.source)

@@ -18,6 +18,7 @@ from carpool.core.model import Allocation, Job, JobId, Kind
 from carpool.core.placement import consolidated, pooled
 from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.queue import in_submission_order
+from carpool.core.topology import Placement
 from carpool.policies.estimator_queries import rate_on
 from carpool.policies.gavel.rounds import capacity_of
 from carpool.policies.hare.device_allocation import Bid, Counts, DeviceAllocator, DeviceCounts, GapFill, held_counts
@@ -27,6 +28,7 @@ from carpool.policies.registry import register
 _GUESS = 300.0  # units of work of a job of unknown length
 _FEW = 60  # jobs up to which the relaxation is solved at every arrival
 _TIE_S = 1e-6  # a sum of times may round below the requested wake time
+_LOOK_S = 2.0  # between plans while a job waits and the gaps of a running one are not measured yet
 _SHORTEST_S = 0.1  # least length of a job in the relaxation
 
 
@@ -79,6 +81,8 @@ class Hare(Policy):
         _carry_out(draft, dealt)
         waiting = [job.id for job in jobs if draft.holding(job) is None]
         wake_s = min([_TIE_S - late_s[job] for job in waiting if late_s[job] < 0.0], default=inf)
+        if waiting and self.gaps and _is_measuring(view, dealt):
+            wake_s = min(wake_s, _LOOK_S)
         plan = draft.finish(
             _reason(dealt, len(jobs)),
             wake_at=view.at + wake_s if wake_s < inf else None,
@@ -190,6 +194,8 @@ def demand_of(view: Snapshot, capacity: Mapping[Kind, int], guess: float = 0.0) 
         speeds = [_speed(view, job, kind, capacity[kind]) if kind in allowed else 0.0 for kind in kinds]
         room = sum([capacity.get(kind, 0) for kind in allowed])
         if max(speeds, default=0.0) > 0.0 and room >= job.spec.narrowest:
+            if all(capacity[kind] < job.spec.narrowest for kind in allowed if kind in capacity):
+                speeds = _speeds_across(view, job, kinds, speeds, capacity)
             jobs.append(job)
             rows.append(speeds)
     table = np.array(rows).reshape(len(jobs), len(kinds))
@@ -226,6 +232,20 @@ def _speed(view: Snapshot, job: Job, kind: Kind, there: int) -> float:
     return rate_on(view, job.spec, kind, width) / width if width else 0.0
 
 
+def _speeds_across(
+    view: Snapshot, job: Job, kinds: Sequence[Kind], speeds: Sequence[float], capacity: Mapping[Kind, int]
+) -> list[float]:
+    """The speeds of a job that fits on no single type, scaled to add up to its rate across types."""
+    left, counts, sum_of_speeds = job.spec.widest, list[tuple[Kind, int]](), 0.0
+    for speed, kind in sorted(zip(speeds, kinds, strict=True), reverse=True):
+        count = min(left, capacity[kind]) if speed > 0.0 else 0
+        if count:
+            counts.append((kind, count))
+            left, sum_of_speeds = left - count, sum_of_speeds + count * speed
+    rate = view.estimates.rate(job.spec, Placement(tuple(sorted(counts)))).mean
+    return [speed * rate / sum_of_speeds for speed in speeds] if rate > 0.0 else list(speeds)
+
+
 def _carry_out(draft: Draft, dealt: DeviceCounts) -> None:
     """Apply the counts; jobs that hold theirs already stay."""
     view = draft.view
@@ -246,6 +266,14 @@ def _carry_out(draft: Draft, dealt: DeviceCounts) -> None:
     for name, filling in dealt.fillings.items():
         if name not in stay:
             _place_in_gaps(draft, view.jobs[name], filling)
+
+
+def _is_measuring(view: Snapshot, dealt: DeviceCounts) -> bool:
+    """Whether the gaps of a job on several device types will be known soon."""
+    if not view.estimates.measures_idle:
+        return False
+    several = [job for job in view.active() if len(dealt.counts(job.id) or ()) > 1]
+    return any(not view.estimates.idle(job.spec, dealt.counts(job.id) or ()) for job in several)
 
 
 def _fills(job: Job, view: Snapshot, filling: GapFill) -> bool:

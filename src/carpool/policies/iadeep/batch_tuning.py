@@ -145,14 +145,26 @@ def tunes_by_steps(estimates: Estimator, job: Job) -> bool:
 class BatchTuning:
     """Tuning of the jobs on one device: PD_i = IF·DT/EFF of each, and Σ w·PD / Σ w as the objective."""
 
-    def __init__(self, estimates: Estimator, kind: Kind, jobs: Sequence[Job], fraction: float, capacity: int) -> None:
+    def __init__(
+        self,
+        estimates: Estimator,
+        kind: Kind,
+        jobs: Sequence[Job],
+        fraction: float,
+        capacity: int,
+        only: JobId | None = None,  # the one job to tune; None: all that can be
+    ) -> None:
         self._estimates = estimates
         self._kind = kind
         self._jobs = jobs
         weights = np.array([job.spec.weight for job in jobs])
         self._weights = weights / weights.sum() if weights.sum() > 0.0 else np.full(len(jobs), 1.0 / len(jobs))
-        most = _SIZES.get(max(1, sum(is_tunable(estimates, job) for job in jobs)), 3)
-        axes = [_sizes(estimates, job, most, capacity) if is_tunable(estimates, job) else [0] for job in jobs]
+        tuned = [is_tunable(estimates, job) and only in {None, job.id} for job in jobs]
+        most = _SIZES.get(max(1, sum(tuned)), 3)
+        axes = [
+            _sizes(estimates, job, most, capacity) if may_change else [job.desired.batch_size if job.desired else 0]
+            for job, may_change in zip(jobs, tuned, strict=True)
+        ]
         own = tuple(estimates.own_batch(job.spec) if len(axis) > 1 else 0 for job, axis in zip(jobs, axes, strict=True))
         self._rows = self._fitting(axes, capacity) or [own]
         self._places = {row: place for place, row in enumerate(self._rows)}

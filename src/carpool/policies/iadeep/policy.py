@@ -200,7 +200,7 @@ class IADeep(Policy):
     def _admit(self, draft: Draft, flow: CompletionForecast) -> Iterator[str]:
         if not draft.view.waiting:
             return
-        rooms, queue = ShareableDevices(draft, self.most), _Queue(draft, flow)
+        rooms, queue = ShareableDevices(draft, self.most), ExpectedEnds(draft, flow)
         jobs = self._in_turn(draft, flow)[: self.window]
         starts, refused = [], set[Hashable]()
 
@@ -225,7 +225,7 @@ class IADeep(Policy):
         )
 
     def _join(
-        self, draft: Draft, flow: CompletionForecast, rooms: ShareableDevices, queue: _Queue, job: Job
+        self, draft: Draft, flow: CompletionForecast, rooms: ShareableDevices, queue: ExpectedEnds, job: Job
     ) -> Allocation | None:
         """Join the device where the job costs least, unless waiting is estimated to cost less."""
         fraction = job.lane[0] if job.lane else min(1.0, self.virtual / self.most)
@@ -236,7 +236,7 @@ class IADeep(Policy):
             device = offers[0]  # the fewest residents
         else:
             held = list(draft.occupancy.shared_devices())
-            usual = sum([_use(draft, flow, device) for device in held]) / len(held)
+            usual = sum([device_use(draft, flow, device) for device in held]) / len(held)
             costs = [self._cost(draft, flow, job, device, usual) for device in offers]
             cost, device = min(zip(costs, offers, strict=True))
             if queue.is_cheaper(job, cost):
@@ -252,7 +252,7 @@ class IADeep(Policy):
         added = flow.cost(kind, flow.colocated(device, [*residents, job])) - flow.cost(
             kind, flow.colocated(device, residents)
         )
-        return added * (1.0 + self.balance * (_use(draft, flow, device) + flow.use(device, job) - usual))
+        return added * (1.0 + self.balance * (device_use(draft, flow, device) + flow.use(device, job) - usual))
 
     def _spread(self, draft: Draft, flow: CompletionForecast) -> Iterator[str]:
         """Move the jobs that save most to free devices that no waiting job took."""
@@ -333,7 +333,7 @@ class IADeep(Policy):
         return changed
 
 
-class _Queue:
+class ExpectedEnds:
     """When devices are expected to be empty, each assigned to one waiting job after another."""
 
     def __init__(self, draft: Draft, flow: CompletionForecast) -> None:
@@ -385,7 +385,8 @@ def _moves_away(draft: Draft, flow: CompletionForecast, device: DeviceId) -> lis
     return moves
 
 
-def _use(draft: Draft, flow: CompletionForecast, device: DeviceId) -> float:
+def device_use(draft: Draft, flow: CompletionForecast, device: DeviceId) -> float:
+    """Mean SM and memory use of all jobs on a device."""
     return sum([flow.use(device, job) for job in residents_of(draft, device)])
 
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from carpool.core.estimates import Estimate
-from carpool.core.model import JobSpec, Kind
+from carpool.core.model import JobSpec, Kind, lane_of
 from carpool.core.topology import Placement
 from carpool.predictors.profiles.batch_models import MemoryModel, StepTime
 from carpool.predictors.profiles.profile import Measurement, Profile, measurement_key, short_entry
@@ -52,7 +52,11 @@ class ProfileRateModel:
         return tuple(self._steps)
 
     def knows(self, placement: Placement) -> bool:
-        return all(kind in self._steps for kind in placement.kinds)
+        return all(self._measured_as(kind)[0] in self._steps for kind in placement.kinds)
+
+    def _measured_as(self, kind: Kind) -> tuple[Kind, float]:
+        """The measured device type of which a type is a part: an unmeasured lane counts as a share of its GPU."""
+        return (kind, 1.0) if kind in self._steps else lane_of(kind)
 
     def total_steps(self, spec: JobSpec) -> float | None:
         """The length of a job; None if only a target ends it, or if it may have changed since."""
@@ -79,9 +83,11 @@ class ProfileRateModel:
         """The measurement of exactly this setting, alone or beside one neighbour."""
         if len(placement.groups) > 1 or len(placement.neighbours) > 1:
             return None
-        (kind, count), *_ = placement.groups
+        (type_there, count), *_ = placement.groups
+        kind, portion = self._measured_as(type_there)
         beside = short_entry(placement.neighbours[0].spec.model) if placement.neighbours else ""
-        seen = self._seen(kind, count, placement.fraction, batch, exact=self.exact, beside=beside)
+        share = placement.fraction * portion
+        seen = self._seen(kind, count, share, batch, exact=self.exact, beside=beside)
         if seen is None or seen.step_s is None:
             return None
         spread = (seen.step_spread_s or 0.0) / seen.step_s / max(1, seen.steps) ** 0.5
@@ -96,15 +102,17 @@ class ProfileRateModel:
     def _alone(self, placement: Placement, batch: int) -> tuple[float, str, float]:
         count = placement.num_devices
         serial = self._serial()
-        rate, error = 0.0, 0.0
-        for kind, number in placement.groups:
+        rate, error, is_part = 0.0, 0.0, False
+        for type_there, number in placement.groups:
+            kind, portion = self._measured_as(type_there)
             step = self._steps[kind].predict(batch)
-            rate += number * self._share(kind, placement.fraction) / step.mean
+            rate += number * self._share(kind, placement.fraction * portion) / step.mean
+            is_part = is_part or portion < 1.0
             error = max(error, step.std / step.mean)
         if self.exact:
             rate /= next(filter(None, map(self.profile.exact_price, self.profile.kinds)), 1.0)
         rate /= 1.0 + serial * (count - 1)
-        plain = count == 1 and placement.fraction == 1.0
+        plain = count == 1 and placement.fraction == 1.0 and not is_part
         basis = "fitted" if plain and not self.exact else "scaled"
         return rate, basis, max(error, _MEASURED if basis == "fitted" else _SCALED)
 

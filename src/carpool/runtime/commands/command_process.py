@@ -61,6 +61,7 @@ _COLLECT_S = 1.0  # between readings of a command's metrics
 _DRAIN_S = 2.0  # after a command's exit, for messages of its session
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second is what a shell reports
 _log = logging.getLogger(__name__)
+LaneEnvironment = Callable[[Sequence[WorkerSlot]], dict[str, str]]  # variables that keep it on its lanes of a GPU
 
 
 class CommandListener(Protocol):
@@ -85,6 +86,7 @@ class CommandProcess:
         listener: CommandListener,
         parking: CommandParking | None = None,
         run_in_fork: RunInFork | None = None,
+        lane_environment: LaneEnvironment = lambda slots: {},
         oom_kills: OomKills | None = None,
         look_beside: Callable[[], Beside] = Beside,
     ) -> None:
@@ -107,6 +109,7 @@ class CommandProcess:
         self._listener = listener
         self._channel: AsyncChannel | None = None  # to its session, if it has one
         self._run_in_fork = run_in_fork
+        self._lane_environment = lane_environment
         self._oom_kills = oom_kills or OomKills()
         self._epoch = 0
         self._process: StartedCommand | None = None
@@ -388,12 +391,13 @@ class CommandProcess:
     ) -> dict[str, str]:
         share = 1.0 if self.program.cpus and not devices[0].cores else min(slot.fraction for slot in slots)
         threads = max(1, round(share * len(cores)))
-        indices = [device.cuda for device in devices if device.cuda is not None]
+        indices = dict.fromkeys(device.cuda for device in devices if device.cuda is not None)
         gpus = cuda_visible_names(indices, os.environ.get("CUDA_VISIBLE_DEVICES"))
         return {
             **os.environ,
             **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
             **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
+            **self._lane_environment(slots),
             "CARPOOL_JOB": self.state.job,
             "CARPOOL_FOLDER": str(self._folder.path),
             "CARPOOL_DEVICES": ",".join(device.name for device in devices),

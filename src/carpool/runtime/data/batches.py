@@ -77,6 +77,13 @@ def plan_input(
     return InputPlan(InputMode.PREFETCH, f"batches are prefetched to the device: {sizes}")
 
 
+def _free_bytes(device: torch.device) -> int:
+    """Memory that this process may still allocate on a GPU: free there, and within its own limit."""
+    free, total = torch.cuda.mem_get_info(device)
+    limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
+    return max(0, min(free, limit - torch.cuda.memory_reserved(device)))
+
+
 class GatherBuffer:
     """A static batch that a captured graph gathers from rows in device memory."""
 
@@ -277,7 +284,7 @@ class BatchSource:
         return plan_input(
             on_gpu=on_gpu,
             row_bytes=None if self._rows is None else self._rows.num_bytes,
-            free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else 0,
+            free_bytes=_free_bytes(device) if on_gpu else 0,
             is_map_style=self._host_reader.is_map_style,
             readers=workers,
         )

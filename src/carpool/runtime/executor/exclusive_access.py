@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from carpool.core.model import JobId
+from carpool.jobs.devices import LocalDevice, devices_of_gpu
 from carpool.runtime.executor.job_table import TrainingJob
 from carpool.runtime.job_state.actions import Action, RequestExclusive
 
@@ -15,10 +16,12 @@ class ExclusiveAccess:
     def __init__(
         self,
         trainings: Mapping[JobId, TrainingJob],
+        devices: Mapping[int, LocalDevice],
         run: Callable[[TrainingJob, Sequence[Action]], None],
         clock: Callable[[], float],
     ) -> None:
         self._trainings = trainings
+        self._devices = devices
         self._run = run
         self._clock = clock
         self._queue: list[tuple[JobId, RequestExclusive]] = []  # the first one has access, or gets it next
@@ -35,7 +38,7 @@ class ExclusiveAccess:
         at = self._clock()
         first, request = self._queue[0]
         self._is_granted = True  # the calls below come back here
-        neighbours = self._neighbours(first, request.device)
+        neighbours = self._neighbours(first, request)
         for training in neighbours:
             self._paused.add(training.job)
             self._run(training, training.machine.pause(at, paused=True, free_memory=request.release_memory))
@@ -57,9 +60,14 @@ class ExclusiveAccess:
             training = self._trainings[other]
             self._run(training, training.machine.pause(at, paused=False))
 
-    def _neighbours(self, job: JobId, device: int) -> list[TrainingJob]:
+    def _neighbours(self, job: JobId, request: RequestExclusive) -> list[TrainingJob]:
+        """The other jobs on the device; those on all lanes of its GPU where its memory is needed."""
+        own = self._devices.get(request.device)
+        shared = {request.device}
+        if own is not None and request.release_memory:
+            shared.update(devices_of_gpu(self._devices.values(), own))
         return [
             training
             for other, training in self._trainings.items()
-            if other != job and not training.state.is_over and device in training.devices.values()
+            if other != job and not training.state.is_over and not shared.isdisjoint(training.devices.values())
         ]

@@ -104,7 +104,8 @@ class Executor:
 
     def _add_job(self, job: JobId, program: Program, *, resume: bool) -> None:
         if program.command:
-            self.jobs.add_command(job, program, self, self.workers.pool.run_program, resume=resume)
+            mps, run_in_fork = self.workers.mps, self.workers.pool.run_program
+            self.jobs.add_command(job, program, self, run_in_fork, mps.command_environment, resume=resume)
             return
         options = job_options_of(program, self._options, has_lanes=self.workers.mps.has_lanes)
         training = self.jobs.add_training(job, program, options, resume=resume)
@@ -185,8 +186,11 @@ class Executor:
         training = self._trainings.get(order.job)
         knows = self._devices.__contains__ if training is None else self.workers.can_reach
         unknown = [slot.device for slot in target.slots if not knows(slot.device)]
-        if training is not None and not unknown and (problem := self._why_not_across(training, target)):
+        lane_problem = self.workers.mps.lane_problem(slot.device for slot in target.slots)
+        if training is not None and not unknown and (problem := self._why_not_across(training, target) or lane_problem):
             self.workers.run(training, training.machine.fail(at, problem))
+        elif order.job in self._commands and not unknown and lane_problem:
+            self._commands[order.job].fail(lane_problem)
         elif training is not None and not unknown:
             self.workers.run(training, training.machine.order(at, target))
         elif order.job in self._commands and not unknown:
@@ -304,7 +308,7 @@ class Executor:
         slots |= {job: state.slots for job, state in commands.items() if state.is_solo}
         has_lanes, has_cap = self.workers.mps.has_lanes, bool(self._options.memory_cap)
         limits = {
-            number: max_concurrent_jobs(device, has_lanes=has_lanes, has_cap=has_cap)
+            number: max_concurrent_jobs(self._devices.values(), device, has_lanes=has_lanes, has_cap=has_cap)
             for number, device in self._devices.items()
         }
         time_sliced = time_sliced_jobs(slots, limits)

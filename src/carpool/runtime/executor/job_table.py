@@ -16,7 +16,7 @@ from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.host import CoreAllocator
 from carpool.jobs.program import Program
-from carpool.runtime.commands.command_process import CommandListener, CommandProcess
+from carpool.runtime.commands.command_process import CommandListener, CommandProcess, LaneEnvironment
 from carpool.runtime.commands.command_start import RunInFork
 from carpool.runtime.commands.command_state import Beside
 from carpool.runtime.executor.client_protocol import ExecutorOptions, HeldJobStatus
@@ -230,7 +230,14 @@ class JobTable:
         return self._declared.warning(job, program, used_bytes, num_devices, on_gpu=on_gpu)
 
     def add_command(
-        self, job: JobId, program: Program, listener: CommandListener, run_in_fork: RunInFork, *, resume: bool
+        self,
+        job: JobId,
+        program: Program,
+        listener: CommandListener,
+        run_in_fork: RunInFork,
+        lane_environment: LaneEnvironment,
+        *,
+        resume: bool,
     ) -> None:
         """Add a command. OSError if its folder cannot be written."""
         folder = self._make_folder(job, resume=resume)
@@ -243,6 +250,7 @@ class JobTable:
             self._grace_s,
             listener,
             run_in_fork=run_in_fork,
+            lane_environment=lane_environment,
             oom_kills=self._oom_kills,
             look_beside=partial(self._beside, job),
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from carpool.core.model import JobId
-from carpool.jobs.devices import LocalDevice
+from carpool.jobs.devices import LocalDevice, devices_of_gpu
 from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client_protocol import ExecutorOptions
@@ -116,6 +116,7 @@ class Launcher:
             heartbeat_s=self._heartbeat_s,
             environment=self._mps.environment(worker.device, worker.lane),
             memory_cap=self._options.memory_cap,
+            lane_bytes=device.memory_bytes if device.is_lane else 0,
         )
 
     def tick(self) -> None:
@@ -134,16 +135,19 @@ class Launcher:
 
         Steps are taken from the counters: reports may be older, and a job that runs alone has to pass the failing step.
         """
-        here = [(t, worker) for t in self._trainings.values() for worker, on in t.devices.items() if on == device]
+        lanes = devices_of_gpu(self._devices.values(), self._devices[device])
+        here = [(t, worker) for t in self._trainings.values() for worker, on in t.devices.items() if on in lanes]
         here = [(t, worker) for t, worker in here if not self._mps.is_waiting((t.job, worker))]
         clients: list[WorkerKey] = [(t.job, worker) for t, worker in here]
         steps = {t.job: t.max_steps for t, _ in here}
-        return here, self._mps.on_fault(device, error, [*clients, *self._warm.clear(device)], list(steps.items()))
+        clients += [client for lane in lanes for client in self._warm.clear(lane)]
+        return here, self._mps.on_fault(device, error, clients, list(steps.items()))
 
     def clear_device(self, device: int, *, release_memory: bool) -> None:
         """Prepare a device for exclusive access: free all its memory, or only start nothing there."""
         if release_memory:
-            self._warm.clear(device)
+            for lane in devices_of_gpu(self._devices.values(), self._devices[device]):
+                self._warm.clear(lane)
         else:
             self._warm.keep_quiet(device)
 

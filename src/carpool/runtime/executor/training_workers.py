@@ -115,7 +115,7 @@ class TrainingWorkers:
         self.pool = pool = outside.make_pool(self, clock)
         self._remote = RemoteWorkers(self, state.absolute(), clock)
         self.arbiter = DeviceArbiter(devices, options, self._send_to_sharer)
-        self._exclusive = ExclusiveAccess(self._trainings, self.run, clock)
+        self._exclusive = ExclusiveAccess(self._trainings, self._devices, self.run, clock)
         self.mps = MpsAdmission(
             devices,
             enabled=options.mps,

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from carpool.core.messages import Fact
-from carpool.core.model import JobId
+from carpool.core.model import WHOLE, JobId
 from carpool.runtime.executor.reports import Outcome
 from carpool.runtime.process.protocol import Message
-from carpool.runtime.sharing.lanes import WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ def _on_contributed(state: JobState, at: float, worker: WorkerState, message: Co
 
 def _apply_step(state: JobState, at: float, epoch: ProcessGroupEpoch, done: int | None) -> None:
     """All ranks have contributed: let them update, and halt if the group is to change."""
-    if (sync_s := epoch.timing.on_barrier(at, max(epoch.contributed.values()), epoch.last_grant)) is not None:
+    if (sync_s := epoch.timing.on_barrier(at, epoch.contributed, epoch.last_grant)) is not None:
         state.splitter.on_step(epoch.layout, sync_s)
     epoch.halting = epoch.halting or needs_new_epoch(state, epoch)
     steps = 1 if done is None or epoch.halting else _steps_ahead(state, epoch)
@@ -259,6 +259,7 @@ def _on_stepped(state: JobState, worker: WorkerState, message: Stepped) -> None:
         sync_s=epoch.timing.sync_s if epoch.timing.step_s else None,
         alone=is_alone,
         memory_bytes=state.memory_bytes,
+        busy=epoch.timing.busy(sorted(epoch.members, key=lambda member: state.workers[member].device)),
     )
     state.splitter.lr_gain.on_noise(message.noise)
     state.actions.append(Emit(progress))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from carpool.core.messages import AssignApplied, ReleaseApplied
-from carpool.core.model import JobId
+from carpool.core.model import WHOLE, JobId
 from carpool.jobs.devices import LocalDevice, RemoteDevice
 from carpool.runtime.job_state.actions import (
     Action,
@@ -37,7 +37,7 @@ from carpool.runtime.job_state.types import (
 )
 from carpool.runtime.job_state.update_sharding import Ranges
 from carpool.runtime.process.protocol import Done, Halt, Leave, Message, MetricsMeasured, Ready
-from carpool.runtime.sharing.lanes import WHOLE, percent
+from carpool.runtime.sharing.lanes import percent
 
 
 class Acks:
@@ -269,11 +269,14 @@ class JobState:
     def slot_key(self, slot: WorkerSlot) -> SlotKey:
         """The device and lane that a worker on this slot must have been started with.
 
-        An exact job always gets a whole lane: libraries choose kernels by the number of visible multiprocessors, so
-        another lane would change its bits.
+        An exact job always gets the whole device: libraries choose kernels by the number of visible multiprocessors,
+        so another lane would change its bits. So does a job with a later turn: it computes while others do not.
         """
-        is_lane = self.options.has_lanes and not self.options.exact and self.devices[slot.device].cuda is not None
-        return slot.device, percent(slot.fraction) if is_lane else WHOLE
+        device = self.devices[slot.device]
+        if not self.options.has_lanes or device.cuda is None:
+            return slot.device, WHOLE
+        fraction = 1.0 if self.options.exact or slot.turn else slot.fraction
+        return slot.device, percent(fraction * (device.lane_percent or WHOLE) / WHOLE)
 
     def is_remote(self, device: int) -> bool:
         """Whether a device is of another node."""

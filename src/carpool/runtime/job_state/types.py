@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from carpool.core.messages import Assign, Order, Probe
+from carpool.core.model import WHOLE
 from carpool.runtime.job_state.actions import Mirror
 from carpool.runtime.job_state.proportional_split import as_owners
 from carpool.runtime.job_state.update_sharding import Ranges, UpdateSharding
 from carpool.runtime.process.protocol import Ready
-from carpool.runtime.sharing.lanes import WHOLE
 
+_NEWEST = 0.2  # weight of the newest step in the averages of an epoch
 SlotKey = tuple[int, int]  # device and lane: what a worker's process is bound to
 
 
@@ -99,18 +100,30 @@ class StepTiming:
 
     step_s: float | None = None
     sync_s: float | None = None
+    passes_s: dict[int, float] = field(default_factory=dict)  # by worker
     _last: float | None = None
 
-    def on_barrier(self, at: float, slowest_s: float, steps: int = 1) -> float | None:
-        """Record that all ranks contributed, some steps after the last time; a step's time beside the slowest pass."""
+    def on_barrier(self, at: float, passes_s: Mapping[int, float], steps: int = 1) -> float | None:
+        """Record that all workers contributed, some steps later; a step's time beside the longest pass."""
         last, self._last = self._last, at
         if last is None:
             return None
         step_s = (at - last) / steps
-        sync_s = max(0.0, step_s - slowest_s)
-        self.step_s = step_s if self.step_s is None else self.step_s + 0.2 * (step_s - self.step_s)
-        self.sync_s = sync_s if self.sync_s is None else self.sync_s + 0.2 * (sync_s - self.sync_s)
+        sync_s = max(0.0, step_s - max(passes_s.values()))
+        self.step_s = _moved(self.step_s, step_s)
+        self.sync_s = _moved(self.sync_s, sync_s)
+        self.passes_s = {worker: _moved(self.passes_s.get(worker), pass_s) for worker, pass_s in passes_s.items()}
         return sync_s
+
+    def busy(self, workers: Iterable[int]) -> tuple[float, ...]:
+        """The portion of a step that each worker computes; empty until that is known."""
+        if not self.step_s or not self.passes_s:
+            return ()
+        return tuple(min(1.0, self.passes_s.get(worker, 0.0) / self.step_s) for worker in workers)
+
+
+def _moved(mean: float | None, value: float) -> float:
+    return value if mean is None else mean + _NEWEST * (value - mean)
 
 
 @dataclass(slots=True)

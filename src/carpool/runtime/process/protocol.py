@@ -49,6 +49,7 @@ class Begin(Message):
     heartbeat_s: float = 0.5
     environment: Mapping[str, str] = field(default_factory=dict)  # of its lane; set before CUDA starts
     memory_cap: int = 0  # bytes of the device for all time-sliced jobs on it; 0: no cap, the job is never swapped out
+    lane_bytes: int = 0  # memory of its lane of a GPU; 0: all of the device
 
 
 @dataclass(frozen=True, slots=True)

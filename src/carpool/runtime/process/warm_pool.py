@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from carpool.core.model import WHOLE
 from carpool.jobs.devices import LocalDevice
 from carpool.runtime.process.protocol import Begin, Message, Prewarm, Prewarmed, WorkerFailed
 from carpool.runtime.process.worker_pool import WorkerKey
-from carpool.runtime.sharing.lanes import MAX_MPS_CLIENTS, WHOLE
+from carpool.runtime.sharing.lanes import max_mps_clients
 
 _NO_JOB = ""  # in the key of a prewarmed process: no job has an empty name
 _REFILL_S = 1.0  # after a start on the device, so as not to slow that one down
@@ -52,6 +53,7 @@ class _Gpu:
     device: LocalDevice
     lanes: deque[int]  # requested, the newest last
     busy_until: float
+    max_clients: int
     workers: set[WorkerKey] = field(default_factory=set)
     processes: list[_WarmProcess] = field(default_factory=list)
     failures: int = 0
@@ -82,7 +84,13 @@ class WarmPool:
         self._last_number = 0
         busy_until = clock() + _REFILL_S
         self._gpus = {
-            number: _Gpu(device, deque([WHOLE] * size, maxlen=size), busy_until) for number, device in devices.items()
+            number: _Gpu(
+                device,
+                deque([device.lane_percent or WHOLE] * size, maxlen=size),
+                busy_until,
+                max_mps_clients(devices.values(), device),
+            )
+            for number, device in devices.items()
         }
 
     def take(self, worker: WorkerKey, device: int, lane: int, begin: Begin) -> tuple[WorkerKey, str] | None:
@@ -95,7 +103,7 @@ class WarmPool:
         gpu.workers.add(worker)
         process = self._fitting(gpu, begin)
         if process is None:
-            if len(gpu.processes) + len(gpu.workers) > MAX_MPS_CLIENTS:
+            if len(gpu.processes) + len(gpu.workers) > gpu.max_clients:
                 self._kill(gpu.usable()[:1])
             return None
         gpu.processes.remove(process)
@@ -167,7 +175,7 @@ class WarmPool:
         missing = Counter(gpu.lanes) - Counter(process.lane for process in usable)
         if not missing:
             return
-        if len(usable) < self._size and len(usable) + len(gpu.workers) < MAX_MPS_CLIENTS:
+        if len(usable) < self._size and len(usable) + len(gpu.workers) < gpu.max_clients:
             self._start(number, gpu, next(lane for lane in reversed(gpu.lanes) if lane in missing))
         elif now >= gpu.busy_until - _REFILL_S + _CHANGE_S:
             surplus = Counter(process.lane for process in usable) - Counter(gpu.lanes)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from carpool.core.model import WHOLE
 from carpool.jobs.nvml import Nvml
 from carpool.jobs.program import Program
 from carpool.runtime.compat.allocator import keep_freed_memory, release_freed_memory
@@ -28,7 +29,6 @@ from carpool.runtime.memory.eviction_policy import CUDA_CONTEXT_BYTES
 from carpool.runtime.memory.memory_usage import limit_memory, peak_memory
 from carpool.runtime.process.protocol import Begin, Done, Ready
 from carpool.runtime.reduce.param_exchange import is_elementwise
-from carpool.runtime.sharing.lanes import WHOLE
 from carpool.runtime.sharing.mps_daemon import PERCENTAGE
 from carpool.runtime.state.digest import digest, fingerprint
 from carpool.runtime.worker.entry_loader import load_training
@@ -177,7 +177,7 @@ def make_trainer(
     """Load the entry and move its training to the device; under a memory cap, first wait for free memory there."""
     device = torch.device(begin.device)
     if not begin.memory_cap:
-        _start_cuda(device, program.memory_bytes)
+        _start_cuda(device, program.memory_bytes or begin.lane_bytes)
     training = training or load_program(program)
     timer.lap("entry")
     if begin.memory_cap:  # not earlier, because CUDA itself takes memory

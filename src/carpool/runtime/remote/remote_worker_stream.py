@@ -47,6 +47,7 @@ class Peer:
                 device.cores,
                 device.cuda,
                 device.memory_bytes,
+                device.lane_percent,
                 self.host.name,
             )
             for device in self.devices
@@ -56,7 +57,7 @@ class Peer:
 def peer_to_json(peer: Peer) -> Frame:
     """A peer as plain JSON values."""
     host = peer.host
-    devices = [[d.id, d.name, d.kind, list(d.cores), d.cuda, d.memory_bytes] for d in peer.devices]
+    devices = [[d.id, d.name, d.kind, list(d.cores), d.cuda, d.memory_bytes, d.lane_percent] for d in peer.devices]
     return {
         "name": host.name,
         "address": host.address,
@@ -70,8 +71,8 @@ def peer_to_json(peer: Peer) -> Frame:
 def peer_from_json(value: Mapping[str, Any]) -> Peer:
     """The inverse of `peer_to_json`."""
     devices = tuple(
-        LocalDevice(number, name, kind, tuple(cores), cuda, memory)
-        for number, name, kind, cores, cuda, memory in value["devices"]
+        LocalDevice(number, name, kind, tuple(cores), *others)
+        for number, name, kind, cores, *others in value["devices"]
     )
     return Peer(Host(value["name"], value["address"], value["port"], value["token"], tls=value["tls"]), devices)
 

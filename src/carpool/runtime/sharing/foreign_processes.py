@@ -57,7 +57,12 @@ class ForeignProcessMonitor:
         self._next_at = now + INTERVAL_S
         if self._list_processes is None:
             self._list_processes = process_lister()
-        return [(number, note) for number in self._gpus if (note := self._look(number, is_used=number in in_use))]
+        used = {self._gpus[number].cuda for number in in_use if number in self._gpus}
+        return [
+            (number, note)
+            for number, device in self._gpus.items()
+            if (note := self._look(number, is_used=device.cuda in used))
+        ]
 
     def _look(self, number: int, *, is_used: bool) -> str:
         device, before = self._gpus[number], self._found.get(number, frozenset())

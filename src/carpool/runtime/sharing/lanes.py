@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from carpool.jobs.devices import LocalDevice
+from carpool.core.model import WHOLE
+from carpool.jobs.devices import LocalDevice, devices_of_gpu
 
-WHOLE = 100  # percent
 MAX_MPS_CLIENTS = 48  # per GPU (NVIDIA, Multi-Process Service: limitations)
 
 K = TypeVar("K", bound=Hashable)
@@ -23,13 +23,20 @@ def percent(fraction: float) -> int:
     return max(1, min(WHOLE, round(WHOLE * fraction)))
 
 
-def max_concurrent_jobs(device: LocalDevice, *, has_lanes: bool, has_cap: bool = False) -> int:
+def max_mps_clients(devices: Iterable[LocalDevice], device: LocalDevice) -> int:
+    """How many MPS clients a device may have: the lanes of a GPU divide those of the GPU."""
+    return max(1, MAX_MPS_CLIENTS // len(devices_of_gpu(devices, device)))
+
+
+def max_concurrent_jobs(
+    devices: Iterable[LocalDevice], device: LocalDevice, *, has_lanes: bool, has_cap: bool = False
+) -> int:
     """How many jobs may compute on a device at once; with more, all are time-sliced. 0 under a memory cap."""
     if has_cap:
         return 0
     if device.cuda is None:
         return max(1, len(device.cores))
-    return MAX_MPS_CLIENTS if has_lanes else 1
+    return max_mps_clients(devices, device) if has_lanes else 1
 
 
 class FaultIsolation(Generic[K]):

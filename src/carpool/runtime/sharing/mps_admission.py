@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from carpool.core.model import WHOLE
 from carpool.jobs.devices import LocalDevice
 from carpool.logs import log_event
+from carpool.runtime.job_state.types import WorkerSlot
 from carpool.runtime.process.worker_pool import WorkerKey
-from carpool.runtime.sharing.lanes import FaultIsolation
+from carpool.runtime.sharing.lanes import FaultIsolation, percent
 from carpool.runtime.sharing.mps_daemon import MpsDaemon, MpsUnavailable, is_mps_error
 
 _MAX_MISMATCHES = 3  # lanes not given to workers although the daemon was running
@@ -42,8 +44,10 @@ class MpsAdmission:
         note: Callable[[str], object],  # for the stories of all jobs on a GPU
         make_daemon: Callable[[], MpsDaemon] = MpsDaemon,
     ) -> None:
-        self._gpus = {device.id for device in devices if device.cuda is not None}
-        self._isolation = {gpu: FaultIsolation[WorkerKey]() for gpu in self._gpus}
+        self._devices = {device.id: device for device in devices}
+        self._gpus = {device.id: device.cuda for device in devices if device.cuda is not None}
+        by_gpu = {gpu: FaultIsolation[WorkerKey]() for gpu in self._gpus.values()}
+        self._isolation = {device: by_gpu[gpu] for device, gpu in self._gpus.items()}  # of all lanes of a GPU
         self._on_change = on_change
         self._note = note
         self._make_daemon = make_daemon
@@ -52,6 +56,7 @@ class MpsAdmission:
         self.waiting: list[PendingWorker] = []
         self._mismatches = 0
         self.unavailable = "" if enabled else "MPS is turned off"  # why there are no lanes
+        self._never_started = ""  # the same, if it was so at the start
 
     @property
     def has_lanes(self) -> bool:
@@ -61,6 +66,7 @@ class MpsAdmission:
     async def start(self) -> None:
         if self.has_lanes:
             await self._start_daemon()
+        self._never_started = self.unavailable
 
     async def stop(self) -> None:
         """Stop the daemon; its clients must have exited."""
@@ -73,6 +79,23 @@ class MpsAdmission:
         if self._daemon is None or device not in self._gpus or not self.has_lanes:
             return {}
         return self._daemon.environment(lane)
+
+    def command_environment(self, slots: Sequence[WorkerSlot]) -> dict[str, str]:
+        """Variables that keep a command on its lanes of a GPU; none on whole devices, of which it has all."""
+        sums: dict[int, float] = {}
+        for slot in slots:
+            device = self._devices[slot.device]
+            if device.cuda is not None and device.is_lane:
+                sums[device.cuda] = sums.get(device.cuda, 0.0) + device.lane_percent * slot.fraction / WHOLE
+        return self.environment(slots[0].device, percent(min(sums.values()))) if sums else {}
+
+    def lane_problem(self, devices: Iterable[int]) -> str:
+        """Why a job cannot run on these devices: lanes of a GPU, and MPS did not start; empty if it can."""
+        own = [self._devices[device] for device in devices if device in self._devices]
+        lane = next((device for device in own if device.is_lane), None)
+        if lane is None or not self._never_started:
+            return ""
+        return f"{lane.name} is a lane of a GPU, which needs MPS: {self._never_started}"
 
     def allows_warm_processes(self, device: int) -> bool:
         if not self.has_lanes or device not in self._gpus:

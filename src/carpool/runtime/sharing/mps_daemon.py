@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import CarpoolError, InputError
+from carpool.jobs.devices import LocalDevice
 from carpool.runtime.compat.process_lifetime import wait_for_exit
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -50,6 +52,26 @@ def find_control() -> str:
 def is_mps_error(error: str) -> bool:
     """Whether a driver's error text is about the MPS service and not about the GPU."""
     return "MPS" in error
+
+
+def check_lanes(devices: Iterable[LocalDevice], *, mps: bool = True, memory_cap: int = 0) -> None:
+    """Raise InputError where a device is a lane of a GPU and this machine or the options do not allow lanes."""
+    lane = next((device for device in devices if device.is_lane), None)
+    if lane is None:
+        return
+    problem, way_out = "", "Make MPS available"
+    if memory_cap:
+        problem, way_out = "jobs under a memory cap take turns on whole GPUs", "Leave out --memory-cap"
+    elif not mps:
+        problem, way_out = "a lane of a GPU needs MPS, and lanes are turned off", "Use --lanes auto"
+    else:
+        try:
+            find_control()
+        except MpsUnavailable as error:
+            problem = f"a lane of a GPU needs MPS: {error}"
+    if problem:
+        whole = f"or name the whole GPU: cuda:{lane.cuda}."
+        raise InputError(problem, where=f"devices {lane.name!r}", way_out=f"{way_out}, {whole}")
 
 
 class MpsDaemon:
