@@ -11,6 +11,7 @@ from carpool.backends.engines.engine import Engine
 from carpool.backends.fleet import Member
 from carpool.backends.job_transfer import CodeArchives
 from carpool.core.errors import InputError
+from carpool.jobs.code_archive import MAX_BYTES
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable
 from carpool.service.daemon.executor_access import FleetMember
@@ -32,12 +33,13 @@ class EngineMembers:
         *,
         lease_s: float = 30.0,
         idle_s: float = 0.0,
+        max_code_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.idle_s = idle_s
         self._engine = engine
-        fleet = HostsFile((), lease_s)
-        self._settings = RemoteSettings(state, lease_s, CodeArchives(state, fleet.max_code_bytes), clock=clock)
+        self._max_code_bytes = max_code_bytes
+        self._settings = RemoteSettings(state, lease_s, CodeArchives(state, max_code_bytes), clock=clock)
         self._seen: set[str] = set()
         self._released: set[str] = set()
         self._requested = (0, -_REPEAT_S)  # machines, and when
@@ -58,7 +60,7 @@ class EngineMembers:
                 )
                 raise InputError(problem, where=f"node {name!r}", way_out=way_out)
         members = tuple(self._member(host, each) for host, each in zip(hosts, facts, strict=True))
-        return HostsFile(tuple(hosts), self._settings.lease_s), members
+        return HostsFile(tuple(hosts), self._settings.lease_s, self._max_code_bytes), members
 
     async def _wait_for_one(self, tell: Callable[[str], None]) -> Sequence[str]:
         give_up_at = time.monotonic() + _WAIT_S
