@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from carpool.backends.engines.engine import Engine
@@ -41,6 +41,7 @@ class EngineMembers:
         self._max_code_bytes = max_code_bytes
         self._settings = RemoteSettings(state, lease_s, CodeArchives(state, max_code_bytes), clock=clock)
         self._seen: set[str] = set()
+        self._there: frozenset[str] = frozenset()  # at the last look
         self._released: set[str] = set()
         self._requested = (0, -_REPEAT_S)  # machines, and when
 
@@ -75,9 +76,17 @@ class EngineMembers:
         return names
 
     async def fresh(self) -> Sequence[FleetMember]:
-        names = [name for name in await self._engine.find() if name not in self._seen]
+        self._there = frozenset(await self._engine.find())
+        names = sorted(self._there - self._seen)
         self._seen.update(names)
         return [self._member(Host(name, *_UNKNOWN), None) for name in names]
+
+    def gone(self) -> Collection[str]:
+        return sorted(self._seen - self._there)
+
+    def forget(self, name: str) -> None:
+        self._seen.discard(name)
+        self._released.discard(name)
 
     def _member(self, host: Host, facts: AgentFacts | None) -> FleetMember:
         member = Member(host.name, ()) if facts is None else Member(host.name, facts.devices, facts.supplies)
