@@ -30,6 +30,7 @@ from carpool.runtime.remote.remote_link import HostUnreachable
 _DRIVER = (sys.executable, "-P", "-m", "carpool.backends.engines.ray_driver")
 _CONNECT_S = 10.0
 _SILENCE_S = 240.0  # without any answer while requests wait, after which a driver is killed; a start may take 180 s
+_INIT_S = 90.0  # the same for `ray.init`, which takes 5 to 13 s
 _POLL_S = 1.0
 _READ_BYTES = 1 << 16
 _END_S = 30.0  # for a driver whose stream was closed
@@ -57,6 +58,7 @@ class DriverOptions:
     """How the driver is started, and when it counts as hung."""
 
     command: Sequence[str] = _DRIVER
+    init_s: float = _INIT_S
     silence_s: float = _SILENCE_S
 
 
@@ -68,7 +70,8 @@ class RayDriver:
 
     def __init__(self, log: Path, environment: Mapping[str, str], options: DriverOptions) -> None:
         self._log = log
-        self._silence_s = options.silence_s
+        self._silence_s = options.init_s
+        self._silence_later_s = options.silence_s  # once it is connected
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 list(options.command),
@@ -113,6 +116,7 @@ class RayDriver:
             with self._lock:
                 future = self._waiting.pop(found["id"])
                 self._silent_since = time.monotonic()
+                self._silence_s = self._silence_later_s
             if "kind" in found:
                 future.set_exception(_error(found))
             else:
@@ -146,13 +150,9 @@ class RayDriver:
             self._process.kill()
 
     def _ended(self) -> DriverFailed:
-        if self._is_hung:
-            problem, way_out = f"Ray answered nothing for {self._silence_s:g} s", "See `ray status`."
-            return DriverFailed(problem, where="--engine ray", way_out=way_out)
         tail = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LOG_TAIL:]
-        return DriverFailed(
-            f"the connection to Ray was lost: {tail}", where="--engine ray", way_out=f"Read {self._log}."
-        )
+        problem = f"Ray answered nothing for {self._silence_s:g} s" if self._is_hung else "the connection was lost"
+        return DriverFailed(f"{problem}: {tail}", where="--engine ray", way_out=f"Read {self._log}.")
 
     def close(self) -> None:
         """End the process, and a local Ray that it started."""
