@@ -7,11 +7,13 @@ its agent as well, the link of a third is cut, and a fourth is killed; stopped o
 link heals after `--cut`. `short`: the same cut with the default lease of 30 s, which it does not outlast. `ray`: raylets
 of a real cluster killed with SIGKILL, one reaped and one left as a zombie.
 
-Trainings append a line for each step to one file each, with the time and their process. Columns: seconds from the fault
-until the machine counted as lost; from then to the first step of its job elsewhere, and the longest pause of the jobs on
-other machines around that moment; steps made again and the time they stand for, against the mirror interval (1 s between
-mirrors, 1 s between fetches, 3 s of silence after which a job stands still); steps made and files written on the lost
-machine after it counted as lost; and whether the job ended once with the weights of one device.
+Trainings append a line for each step to one file each, with the time, their process and the file they run from, which
+lies in the folder of a machine. Columns: seconds from the fault until the machine counted as lost; from then to the
+first step of its job on another machine, and the longest pause of the jobs on other machines around that moment; steps
+made again and the time they stand for, against the mirror interval (1 s between mirrors, 1 s between fetches, 3 s of
+silence after which a job stands still); steps made by the lost machine after it counted as lost, and files that changed
+in the job's folder there, looked at every 20 ms for as long as the lost executor lives, and at the end; and whether the
+job ended once with the weights of one device.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ from carpool.backends.remote_member import _SYNC_S
 from carpool.core.messages import NodeLost, Record
 from carpool.core.model import JobId
 from carpool.jobs.job_file import ListedJob, read_jobs
+from carpool.runtime.executor.client import ExecutorSocket
 from carpool.runtime.executor.server import _SILENCE_S
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance
-from carpool.service.daemon.remote_access import _MIRROR_S
+from carpool.service.daemon.remote_access import _MIRROR_S, agent_facts
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import check_journal, outcomes, read
 from tests.support.fleet_rig import AgentProcess, Link, fleet_daemon, hosts_of, until
@@ -64,7 +67,7 @@ def training(seed, steps, step_s, ledger):
     def made(model, step):
         if ledger:
             with Path(ledger).open("a") as file:
-                file.write(f"{os.getpid()} {step} {time.monotonic()}\\n")
+                file.write(f"{os.getpid()} {step} {time.monotonic()} {__file__}\\n")
             time.sleep(step_s)
 
     return replace(tiny(seed=seed, steps=steps), after_update=made)
@@ -78,6 +81,7 @@ class Step:
     process: int
     number: int
     at: float
+    file: str  # of the training, in the folder of its machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,8 @@ class Ledgers:
 
     def steps(self, job: str) -> list[Step]:
         lines = (self.folder / f"{job}.steps").read_text(encoding="ascii").splitlines()
-        return [Step(int(process), int(number), float(at)) for process, number, at in map(str.split, lines)]
+        words = [line.split(maxsplit=3) for line in lines]
+        return [Step(int(process), int(number), float(at), file) for process, number, at, file in words]
 
     def digest(self, job: ListedJob) -> str:
         args = {**job.program.args, "ledger": ""}
@@ -146,6 +151,9 @@ class LossTimes:
                 self.at.setdefault(self.daemon.scheduler.cluster.nodes[fact.node].name, time.monotonic())
 
 
+Files = dict[str, tuple[int, int]]  # size and time of change, by path
+
+
 @dataclass(slots=True)
 class Fault:
     """A fault of a member that runs a job."""
@@ -153,23 +161,35 @@ class Fault:
     name: str
     member: str
     job: str
-    state: Path | None  # folder of the member's jobs
+    state: Path  # folder of the member's jobs
+    executor: int  # process of the member
     struck_at: float = 0.0
     lost_at: float | None = None
-    before: dict[str, tuple[int, int]] = field(default_factory=dict)  # the job's files when it was lost
+    before: Files = field(default_factory=dict)  # the job's files when the member was lost
+    written: set[str] = field(default_factory=set)  # since then, by the lost executor
 
-    def files(self) -> dict[str, tuple[int, int]]:
-        folder = self.state / "jobs" / self.job if self.state is not None else Path("/nonexistent")
+    def look(self) -> None:
+        """Note which files the lost executor has written; the next executor may write, too."""
+        is_alive = Path(f"/proc/{self.executor}").exists()
+        changed = self.changed()
+        if is_alive and Path(f"/proc/{self.executor}").exists():
+            self.written |= changed
+
+    def changed(self) -> set[str]:
+        return {path for path, status in self.files().items() if self.before.get(path) != status}
+
+    def files(self) -> Files:
         found = {}
-        for path in folder.rglob("*"):
+        for path in (self.state / "jobs" / self.job).rglob("*"):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 if not path.is_dir():
                     found[str(path)] = (status.st_size, status.st_mtime_ns)
         return found
 
-    def written(self) -> int:
-        return sum(self.before.get(path) != status for path, status in self.files().items())
+    def is_here(self, step: Step) -> bool:
+        """Whether a step was made on the member's machine."""
+        return step.file.startswith(f"{self.state}/")
 
 
 def placed(daemon: DaemonInstance, job: str) -> str:
@@ -186,7 +206,9 @@ def row_of(fault: Fault, ledgers: Ledgers, state: Path, lease_s: float) -> Row:
     made = ledgers.steps(fault.job)
     lost_at = fault.lost_at
     old = {step.process for step in made if step.at <= (lost_at or fault.struck_at)}
-    elsewhere = [step.at for step in made if step.process not in old]
+    elsewhere = [step.at for step in made if step.at > fault.struck_at and not fault.is_here(step)]
+    if not any(fault.is_here(step) and step.process not in old for step in made):  # no later stay there
+        fault.written |= fault.changed() if lost_at is not None else set()
     until_s = elsewhere[0] if elsewhere else fault.struck_at + lease_s
     numbers = [step.number for step in made]
     again = len(numbers) - len(set(numbers))
@@ -207,8 +229,10 @@ def row_of(fault: Fault, ledgers: Ledgers, state: Path, lease_s: float) -> Row:
         again,
         round(again * statistics.median(gaps), 2),
         MIRROR_INTERVAL_S,
-        0 if lost_at is None else sum(step.process in old and step.at > lost_at for step in made),
-        0 if lost_at is None else fault.written(),
+        0
+        if lost_at is None
+        else sum(fault.is_here(step) and step.process in old and step.at > lost_at for step in made),
+        len(fault.written),
         ended_once,
         outcome is not None and outcome.digest == ledgers.digest(job),
     )
@@ -238,12 +262,14 @@ async def until_steps(ledgers: Ledgers) -> None:
 
 
 async def note_losses(faults: Sequence[Fault], losses: LossTimes) -> None:
-    """Keep when each machine was lost, and what was on its disk then."""
+    """Note when each machine was lost, and what changes on its disk from then on."""
     while True:
         for fault in faults:
-            if fault.lost_at is None and fault.member in losses.at:
+            if fault.lost_at is not None:
+                fault.look()
+            elif fault.member in losses.at:
                 fault.lost_at, fault.before = losses.at[fault.member], fault.files()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
@@ -278,7 +304,7 @@ async def run_hosts(folder: Path, names: Sequence[str], lease_s: float, stop_s: 
             where = {placed(daemon, job.spec.id): job.spec.id for job in ledgers.jobs}
             BYSTANDERS.clear()
             BYSTANDERS.add(where["survivor"])
-            faults += [Fault(name, name, where[name], agents[name].state) for name in names]
+            faults += [Fault(name, name, where[name], agents[name].state, pid_of(agents[name].state)) for name in names]
             async with watched(daemon, faults):
                 await strike(faults, agents, links, stop_s, cut_s)
                 await until(daemon, lambda: not daemon.scheduler.snapshot().occupancy.lost)
@@ -297,8 +323,7 @@ async def strike(
     """Strike all at one moment, and wake or heal each after its time."""
     woken: list[int] = []
     for fault in faults:
-        agent, executor = agents[fault.name], agents[fault.name].executor_pid
-        assert executor is not None
+        agent, executor = agents[fault.name], fault.executor
         fault.struck_at = time.monotonic()
         if fault.name == "link":
             links["link"].cut()
@@ -324,6 +349,13 @@ async def strike(
         agents["both"].send(signal.SIGCONT)
 
 
+def pid_of(state: Path) -> int:
+    """The executor of an agent with this state folder."""
+    pid = ExecutorSocket(state / "executor").executor_pid
+    assert pid is not None, "it runs a job"
+    return pid
+
+
 async def run_ray(folder: Path) -> list[Row]:
     """Kill two of four raylets, one of them reaped."""
     from tests.support.ray_rig import ray_daemon, three_raylets
@@ -332,8 +364,7 @@ async def run_ray(folder: Path) -> list[Row]:
     ledgers = Ledgers.make(folder, 3, int((WARM_S + 60.0) / STEP_S))
     state = folder / "state"
     with three_raylets() as (cluster, raylets):
-        await asyncio.to_thread(cluster.add)
-        await asyncio.to_thread(cluster.add)
+        raylets.append(await asyncio.to_thread(cluster.add))  # beside the head
         async with ray_daemon(state, cluster.address, lease_s=LEASE_S) as (daemon, engine):
             await daemon.loop.submit(ledgers.jobs)
             await until_steps(ledgers)
@@ -341,13 +372,17 @@ async def run_ray(folder: Path) -> list[Row]:
             victims = [name for name in where if engine.node_id(name) in raylets][:2]
             BYSTANDERS.clear()
             BYSTANDERS.update(job for name, job in where.items() if name not in victims)
-            faults = [Fault(fault, name, where[name], None) for fault, name in zip(names, victims, strict=False)]
+            states = [(await agent_facts(await engine.start(name))).state for name in victims]
+            faults = [
+                Fault(fault, name, where[name], there, pid_of(there))
+                for fault, name, there in zip(names, victims, states, strict=True)
+            ]
             async with watched(daemon, faults):
-                for fault, how in zip(faults, (cluster.kill, cluster.leave_zombie), strict=False):
+                for fault, how in zip(faults, (cluster.kill, cluster.leave_zombie), strict=True):
                     fault.struck_at = time.monotonic()
                     await asyncio.to_thread(how, engine.node_id(fault.member))
                 await until(daemon, lambda: not daemon.scheduler.jobs)
-    return [row_of(fault, ledgers, state, LEASE_S) for fault in faults]
+            return [row_of(fault, ledgers, state, LEASE_S) for fault in faults]
 
 
 def run_part(part: str, args: argparse.Namespace) -> list[Row]:

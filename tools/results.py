@@ -59,6 +59,8 @@ KINDS: dict[str, tuple[Benchmark, ...]] = {
         Benchmark("runtime_exact.py", "runtime_exact", 10),
         Benchmark("runtime_faults.py --faults 200 --jobs 20 --seed 0", "runtime_faults", 4),
         Benchmark("service_crashes.py --seconds 3", "service_crashes", 2),
+        Benchmark("fleet_faults.py", "fleet_faults", 6),
+        Benchmark("fleet_restarts.py", "fleet_restarts", 6),
         Benchmark("service_power_loss.py", "service_power_loss", 20),
         Benchmark("service_load.py", "service_load", 4),
         Benchmark("service_cold_start.py", "service_cold_start", 1),

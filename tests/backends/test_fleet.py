@@ -69,6 +69,24 @@ def test_a_member_keeps_its_node_and_gets_another_one_with_other_devices() -> No
     assert loss_of(cluster, (), "b") == [NodeLost(cluster.nodes[1].id), NodeLost(cluster.nodes[2].id)]
 
 
+def test_a_new_member_takes_the_place_of_one_that_is_gone_and_has_equal_devices() -> None:
+    cluster = fleet_cluster([member("a"), member("b"), member("c", "cpu:1")])
+    node = member_node(cluster, member("new"), {"b", "c"})
+    assert ([device.id for device in node.devices], node.replaces) == ([2, 3], "b")
+    assert node.joined == NodeJoined("new", (("cpu1", 2, 0),), replaces="b")
+    assert member_node(cluster, member("new", "cpu:4"), {"b", "c"}).replaces == ""
+    assert member_node(cluster, member("b"), {"c"}).replaces == "", "it is known by its name"
+
+
+def test_the_names_of_nodes_stay_unique_when_places_are_used_again() -> None:
+    cluster = fleet_cluster([member("a"), member("b", "cpu:1"), member("c", "cpu:4")])
+    for devices in ("cpu:1", "cpu:4"):
+        node = member_node(cluster, member("a", devices), {"b", "c"})
+        cluster = cluster.with_join(node.name, node.banks, node.supplies, node.replaces)
+    names = [node.name for node in cluster.nodes]
+    assert names == ["a", "a@4", "a@5"]
+
+
 def test_a_member_whose_name_begins_like_another_is_not_taken_for_it() -> None:
     cluster = fleet_cluster([member("gpu"), member("gpu-2")])
     assert loss_of(cluster, (), "gpu") == [NodeLost(cluster.nodes[0].id)]

@@ -83,7 +83,7 @@ facts: st.SearchStrategy[Fact] = st.one_of(
     st.builds(DeadlineMissed, names),
     st.builds(JobFailed, names, counts, texts),
     st.builds(JobCrashed, names, counts, floats, texts),
-    st.builds(NodeJoined, texts, st.lists(st.tuples(texts, counts, counts), max_size=2).map(tuple)),
+    st.builds(NodeJoined, texts, st.lists(st.tuples(texts, counts, counts), max_size=2).map(tuple), replaces=texts),
     st.builds(NodeLost, counts.map(NodeId)),
     st.builds(WeightChanged, names, floats),
     st.builds(LimitsChanged, names, counts, counts),

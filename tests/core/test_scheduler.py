@@ -20,6 +20,7 @@ from carpool.core.messages import (
     JobPaused,
     JobResumed,
     JobSubmitted,
+    NodeDrained,
     NodeJoined,
     NodeLost,
     Probe,
@@ -384,6 +385,24 @@ def test_a_new_node_brings_room() -> None:
     assert d.say(1.0, NodeJoined("more", (("H100", 2, 80),))) == [assign("a", 1, 1, 2)]
     assert d.scheduler.cluster.capacity == {"V100": 1, "H100": 2}
     assert d.say(2.0, NodeLost(NodeId(1))) == [Release(A, 2)]
+
+
+def test_a_new_node_takes_the_place_of_a_lost_one() -> None:
+    d = Rig(groups=[(2, 2, "V100")])
+    like_n0 = NodeJoined("new", (("V100", 2, 0),), replaces="n0")
+    assert d.say(0.0, like_n0) == []
+    assert d.records[-1].ignored, "n0 is there"
+    d.say(1.0, NodeLost(NodeId(0)))
+    assert d.say(2.0, NodeJoined("other", (("V100", 1, 0),), replaces="n0")) == []
+    assert d.records[-1].ignored, "it has fewer devices"
+    d.say(3.0, submit("a", 4))
+    assert d.say(4.0, like_n0) == [assign("a", 1, 0, 1, 2, 3)]
+    assert [node.name for node in d.scheduler.cluster.nodes] == ["new", "n1"]
+    assert d.say(5.0, NodeLost(NodeId(0)), NodeJoined("n0", (("V100", 2, 0),))) != []
+    assert [node.name for node in d.scheduler.cluster.nodes] == ["new", "n1", "n0"]
+    d.say(6.0, NodeDrained(NodeId(0)))
+    assert d.say(7.0, NodeJoined("newer", (("V100", 2, 0),), replaces="new")) == []
+    assert d.records[-1].ignored, "a drained node keeps its place"
 
 
 # ----------------------------------------------------------------------------------------------------- bad policies

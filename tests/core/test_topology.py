@@ -1,11 +1,13 @@
 """Clusters: numbering, look-ups, and what an allocation looks like to a rate model."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.core.host_resources import HostResources
 from carpool.core.model import Allocation, DeviceId, JobId, JobSpec, Kind, NodeId, as_runs
 from carpool.core.topology import Bank, Cluster, Link, Neighbour, Node, Placement
 from carpool.testing.strategies import mixed_clusters
@@ -124,3 +126,20 @@ def test_an_unmeasured_link_is_as_fast_as_both_ends_are_with_others() -> None:
 def test_a_link_is_replaced_whichever_end_comes_first() -> None:
     cluster = linked(("n0", "n1", 1e9), ("n1", "n0", 1e6))
     assert [link.bytes_per_s for link in cluster.links] == [1e6]
+
+
+def test_a_node_that_joins_is_known_or_new_or_takes_the_place_of_another() -> None:
+    links = (Link(("n0", "n1"), 1e9), Link(("n1", "n2"), 1e9))
+    cluster = replace(Cluster.build([(3, 2, "V100")]), links=links)
+    banks = (("V100", 2, 0),)
+    assert cluster.with_join("n1", banks) == cluster
+    assert cluster.with_join("new", banks) == cluster.joined("new", banks)
+    assert cluster.with_join("new", banks, replaces="gone") == cluster.joined("new", banks)
+    after = cluster.with_join("new", banks, HostResources(4), replaces="n0")
+    assert [(node.name, node.devices) for node in after.nodes] == [
+        ("new", range(2)),
+        ("n1", range(2, 4)),
+        ("n2", range(4, 6)),
+    ]
+    assert after.nodes[0].resources == HostResources(4)
+    assert after.links == links[1:], "links of the other machine say nothing about this one"

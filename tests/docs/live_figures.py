@@ -453,6 +453,35 @@ def correctness() -> Iterator[Check]:
     yield "docs/results.md", "bit-identical in all {} cases", [len(graphs)]
 
 
+def fleet() -> Iterator[Check]:
+    page, found = "docs/results.md", results("fleet_faults")
+    labels = (
+        ("executor stopped for 30 s", "hosts", 0),
+        ("agent and executor stopped for 30 s", "hosts", 1),
+        ("link cut for 20 s", "hosts", 2),
+        ("machine killed", "hosts", 3),
+        ("link cut for 20 s, lease of 30 s", "short", 0),
+        ("raylet killed and reaped", "ray", 0),
+        ("raylet killed, left as a zombie", "ray", 1),
+    )
+    for label, part, place in labels:
+        each = found[part][place]
+        assert each["ended_once"]
+        assert each["is_digest_equal"]
+        times = [each["detected_s"], each["first_step_s"]] if each["is_lost"] else []
+        words = "{} s | {} s" if each["is_lost"] else "never | –"
+        again = [each["longest_pause_s"], each["steps_again"], each["again_s"]]
+        after = [each["steps_after_loss"], each["files_after_loss"]]
+        yield page, f"| {label} | {words} | {{}} s | {{}} ({{}} s) | {{}} and {{}} |", [*times, *again, *after]
+    for engine, label in (("hosts", "hosts, 10 s"), ("ray", "Ray, 30 s")):
+        for words, each in zip(("", ", longer than the lease"), results("fleet_restarts")[engine], strict=True):
+            assert each["ended_once"]
+            assert each["are_digests_equal"]
+            assert each["processes"] == 1
+            values = [each["down_s"], each["longest_pause_s"], each["resumed_s"], each["steps_again"]]
+            yield page, f"| {label}{words} | {{}} s | {{}} s | {{}} s | {{}} |", values
+
+
 def overhead() -> Iterator[Check]:
     page, rows = "docs/results.md", document("runtime_overhead")["overhead"]
     for name, model in (
@@ -705,6 +734,7 @@ SOURCES = (
     warm,
     resize,
     correctness,
+    fleet,
     overhead,
     data_parallel,
     live_against_simulated,

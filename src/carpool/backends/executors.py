@@ -123,6 +123,18 @@ class ExecutorGroup:
         for order in self._router.on_lost(name):
             self._send_waiting(order)
 
+    def get(self, name: str) -> ExecutorPort | None:
+        return self._ports.get(name)
+
+    def remove(self, name: str) -> ExecutorPort:
+        """Forget an executor that does not return; its port is left to the caller."""
+        port = self._ports.pop(name)
+        for known in self._known.values():
+            known.discard(name)
+        for order in self._router.remove(name):
+            self._send_waiting(order)
+        return port
+
     def adopt(self, name: str, held: Iterable[JobId]) -> None:
         """Take note of the jobs that an executor holds already."""
         for job in held:

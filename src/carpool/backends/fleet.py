@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import NamedTuple
 
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 from carpool.core.messages import Assign, Fact, NodeJoined, NodeLost, Order, Release
 from carpool.core.model import DeviceId, JobId
-from carpool.core.topology import Cluster, Node
+from carpool.core.topology import Cluster
 from carpool.jobs.devices import NODE_NAME, LocalDevice, as_cluster
 
 LOCAL = NODE_NAME  # the executor of this machine
@@ -36,6 +37,7 @@ class MemberNode(NamedTuple):
     banks: Banks
     devices: tuple[LocalDevice, ...]
     supplies: HostResources = UNKNOWN
+    replaces: str = ""  # the lost node of another machine whose place it takes
 
     def rejoin(self, cluster: Cluster, lost: Collection[int], member: str) -> list[Fact]:
         """The member was lost under every name it had, and rejoins."""
@@ -43,17 +45,17 @@ class MemberNode(NamedTuple):
 
     @property
     def joined(self) -> NodeJoined:
-        return NodeJoined(self.name, self.banks, self.supplies if any(self.supplies) else ())
+        return NodeJoined(self.name, self.banks, self.supplies if any(self.supplies) else (), self.replaces)
 
 
 def fleet_cluster(members: Sequence[Member]) -> Cluster:
     """One node per member; a job runs on one node unless its `max_nodes` says otherwise."""
     names = [member.name for member in members]
-    for name, count in Counter(names).items():
-        if count > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise InputError(f"two members have the name {name!r}", way_out="Give every member its own name.")
     there = [member for member in members if member.devices]
-    nodes = [(member.name, _banks(as_cluster(member.devices).nodes[0]), member.supplies) for member in there]
+    nodes = [(member.name, as_cluster(member.devices).nodes[0].bank_sizes, member.supplies) for member in there]
     return Cluster((), max_nodes=1 if names != [LOCAL] else 0).with_nodes(nodes)
 
 
@@ -67,19 +69,29 @@ def loss_of(cluster: Cluster, lost: Collection[int], member: str) -> list[Fact]:
     return [NodeLost(node.id) for node in cluster.nodes if is_of(node.name, member) and node.id not in lost]
 
 
-def member_node(cluster: Cluster, member: Member) -> MemberNode:
+def member_node(cluster: Cluster, member: Member, free: Collection[str] = ()) -> MemberNode:
     """A member in a cluster; with devices that it never had before it is a new node.
 
-    Nodes are recognized by name first: two machines of one shape stay two.
+    Nodes are recognized by name first: two machines of one shape stay two. A new node takes the place of a free one
+    with equal devices: one that is lost, and whose machine is no member any more.
     """
-    banks = _banks(as_cluster(member.devices).nodes[0])
+    banks = as_cluster(member.devices).nodes[0].bank_sizes
     for node in reversed(cluster.nodes):
-        if is_of(node.name, member.name) and _banks(node) == banks:
+        if is_of(node.name, member.name) and node.bank_sizes == banks:
             return MemberNode(node.name, banks, _numbered(member.devices, node.devices.start), member.supplies)
     name = member.name
     if any(is_of(node.name, name) for node in cluster.nodes) or name == LOCAL:
-        name += f"{'-' if name == LOCAL else '@'}{len(cluster.nodes) + 1}"
+        name = _free_name(cluster, f"{name}{'-' if name == LOCAL else '@'}")
+    for node in cluster.nodes:
+        if node.name in free and node.bank_sizes == banks:
+            devices = _numbered(member.devices, node.devices.start)
+            return MemberNode(name, banks, devices, member.supplies, node.name)
     return MemberNode(name, banks, _numbered(member.devices, cluster.num_devices), member.supplies)
+
+
+def _free_name(cluster: Cluster, start: str) -> str:
+    taken = {node.name for node in cluster.nodes}
+    return next(name for number in count(len(taken) + 1) if (name := f"{start}{number}") not in taken)
 
 
 def device_names(nodes: Mapping[str, MemberNode]) -> dict[int, str]:
@@ -89,10 +101,6 @@ def device_names(nodes: Mapping[str, MemberNode]) -> dict[int, str]:
         for member, node in nodes.items()
         for device in node.devices
     }
-
-
-def _banks(node: Node) -> Banks:
-    return tuple((str(bank.kind), len(bank.devices), bank.memory_bytes) for bank in node.banks)
 
 
 def _numbered(devices: Sequence[LocalDevice], first: int) -> tuple[LocalDevice, ...]:
@@ -125,6 +133,11 @@ class OrderRouter:
 
     def add(self, name: str) -> None:
         self._names = (*self._names, *({name} - set(self._names)))
+
+    def remove(self, name: str) -> list[Assign]:
+        """Forget an executor that does not return, with all it held; the orders that waited for it."""
+        self._names = tuple(each for each in self._names if each != name)
+        return self.on_lost(name)
 
     def adopt(self, job: JobId, holders: Iterable[str]) -> None:
         """Take note of executors that hold a job already."""

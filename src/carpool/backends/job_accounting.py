@@ -244,9 +244,8 @@ class JobAccounting:
                 self.tell(at, job, reason or "resumed by the user")
             case JobCrashed(job=job, error=error, done=done):
                 self._lose_devices(at, self.accounts[job], f"crashed; {done:.6g} steps are saved: {error}")
-            case NodeJoined(name=name, banks=banks):
-                if all(node.name != name for node in self._cluster.nodes):
-                    self._cluster = self._cluster.joined(name, banks)
+            case NodeJoined(name=name, banks=banks, replaces=replaces):
+                self._cluster = self._cluster.with_join(name, banks, replaces=replaces)
             case NodeLost(node=node):
                 self._lose_node(at, node)
 

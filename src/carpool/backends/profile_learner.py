@@ -154,8 +154,7 @@ class StepTimeObserver:
             if watched is not None:  # a forgotten job may still report
                 self._take_of(at, fact, watched)
         elif isinstance(fact, NodeJoined):
-            if all(node.name != fact.name for node in self._cluster.nodes):
-                self._cluster = self._cluster.joined(fact.name, fact.banks)
+            self._cluster = self._cluster.with_join(fact.name, fact.banks, replaces=fact.replaces)
         elif isinstance(fact, NodeLost):
             for device in self._cluster.nodes[fact.node].devices:
                 for watched in tuple(self._residents.get(device, ())):

@@ -62,7 +62,8 @@ def job_history(
         for fact in record.facts:
             sentence = _of_fact(fact, job, words)
             if isinstance(fact, NodeJoined) and cluster is not None:
-                cluster = _with_node(cluster, fact)
+                resources = HostResources(*fact.supplies)
+                cluster = cluster.with_join(fact.name, fact.banks, resources, fact.replaces)
             elif isinstance(fact, NodeLost) and cluster is not None and held is not None:
                 sentence = _of_loss(cluster, fact, held)
             if sentence:
@@ -107,11 +108,6 @@ def _of_fact(fact: Fact, job: JobId, words: HistoryLabels) -> str:
         case ProgressReported(done=done, rate=rate, loss=loss):
             return f"has done {done:.6g} {words.unit} at {rate:.4g}/s" + ("" if loss is None else f", loss {loss:.4g}")
     return ""
-
-
-def _with_node(cluster: Cluster, fact: NodeJoined) -> Cluster:
-    known = any(node.name == fact.name for node in cluster.nodes)
-    return cluster if known else cluster.joined(fact.name, fact.banks, HostResources(*fact.supplies))
 
 
 def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:

@@ -169,11 +169,15 @@ class DeadlineMissed(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined(Fact):
-    """A node joined: a new one, or a lost one that came back under its old name."""
+    """A node joined: a new one, or a lost one that came back under its old name.
+
+    A new one may take the place of a lost one with equal banks, and with it the numbers of its devices.
+    """
 
     name: str
     banks: tuple[tuple[str, int, int], ...] = ()  # (kind, number of devices, memory of each) of a new node
     supplies: tuple[int, ...] = ()  # its cores, RAM and disk from now on; empty: unchanged
+    replaces: str = ""  # the lost node whose place a new one takes; empty: it gets a place of its own
 
 
 @dataclass(frozen=True, slots=True)

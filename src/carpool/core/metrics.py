@@ -199,8 +199,7 @@ class Metrics:
             self._hold(at, timeline, None)
 
     def _on_node_joined(self, at: float, fact: NodeJoined) -> None:
-        if all(node.name != fact.name for node in self._cluster.nodes):
-            self._cluster = self._cluster.joined(fact.name, fact.banks)
+        self._cluster = self._cluster.with_join(fact.name, fact.banks, replaces=fact.replaces)
 
     def _on_node_lost(self, at: float, fact: NodeLost) -> None:
         devices = self._cluster.nodes[fact.node].devices

@@ -35,6 +35,11 @@ class Node:
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", range(self.banks[0].devices.start, self.banks[-1].devices.stop))
 
+    @property
+    def bank_sizes(self) -> tuple[tuple[str, int, int], ...]:
+        """(kind, number of devices, memory of each) of the banks."""
+        return tuple([(str(bank.kind), len(bank.devices), bank.memory_bytes) for bank in self.banks])
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -296,6 +301,23 @@ class Cluster:
     def joined(self, name: str, banks: Iterable[tuple[str, int, int]], resources: HostResources = UNKNOWN) -> Cluster:
         """A cluster with one more node, of (kind, number of devices, memory of each) banks."""
         return self.with_nodes([(name, banks, resources)])
+
+    def with_join(
+        self,
+        name: str,
+        banks: Iterable[tuple[str, int, int]],
+        resources: HostResources = UNKNOWN,
+        replaces: str = "",
+    ) -> Cluster:
+        """The cluster after a node has joined: a known one, a new one, or a new one in the place of another."""
+        if any(node.name == name for node in self.nodes):
+            return self
+        if (place := next((node for node in self.nodes if node.name == replaces), None)) is None:
+            return self.joined(name, banks, resources)
+        nodes = list(self.nodes)
+        nodes[place.id] = replace(place, name=name, resources=resources)
+        links = tuple([link for link in self.links if place.name not in link.ends])
+        return replace(self, nodes=tuple(nodes), links=links)
 
     def with_nodes(self, nodes: Iterable[tuple[str, Iterable[tuple[str, int, int]], HostResources]]) -> Cluster:
         """A cluster with more nodes, each of a name, banks and host resources."""

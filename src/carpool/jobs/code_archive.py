@@ -44,7 +44,8 @@ def pack(folder: Path, *, max_bytes: int = MAX_BYTES, exclude: Collection[Path] 
                 raise InputError(
                     f"its files exceed {max_bytes >> 20} MiB, the limit for code that is sent to other machines",
                     where=str(folder),
-                    way_out="Move data elsewhere and name it by path, or raise max_code in the hosts file.",
+                    way_out="Move data elsewhere and name it by path, or raise the limit: max_code in the hosts file, "
+                    "--max-code with Ray and Slurm.",
                 )
             tar.add(path, name, recursive=False, filter=_plain)
     content = buffer.getvalue()

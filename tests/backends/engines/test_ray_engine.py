@@ -11,13 +11,24 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from carpool.backends.engines.ray_agent import NodeAgent, agent_environment, delete_stale_folders
-from carpool.backends.engines.ray_engine import RayEngine, RayNode, check_address, driver_environments, name_nodes
+from carpool.backends.engines.ray_engine import (
+    DriverFailed,
+    DriverOptions,
+    RayEngine,
+    RayNode,
+    check_address,
+    driver_environments,
+    name_nodes,
+)
 from carpool.core.errors import InputError
+from tests.support.fleet_rig import PATIENCE_S
 
 
 def node(number: int, host: str = "box", member: str = "") -> RayNode:
@@ -132,3 +143,62 @@ def test_a_token_of_this_user_is_sent_where_none_does_not_suffice(
     (tmp_path / ".ray" / "auth_token").write_text("secret", encoding="ascii")
     assert [each.get("RAY_AUTH_MODE") for each in driver_environments({})] == [None, "token"]
     assert driver_environments({"RAY_AUTH_MODE": "disabled"}) == [{"RAY_AUTH_MODE": "disabled"}], "the user's choice"
+
+
+HANGING = """
+import json, sys
+NODE = {"id": "1", "host": "box", "gpus": 0.0, "cpus": 1.0, "member": ""}
+HOST = {"address": "127.0.0.1", "port": 1, "token": "secret", "tls": False}
+ANSWERS = {"connect": {"address": ""}, "nodes": [NODE], "start": HOST}
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["do"] == sys.argv[1]:
+        sys.stdin.read()  # hangs
+    print(json.dumps({"id": request["id"], "answer": ANSWERS.get(request["do"])}), flush=True)
+"""
+
+
+def engine_that_hangs_at(request: str, folder: Path) -> RayEngine:
+    (folder / "driver.py").write_text(HANGING, encoding="utf-8")
+    command = (sys.executable, str(folder / "driver.py"), request)
+    return RayEngine(
+        folder,
+        "auto",
+        options=DriverOptions(command, init_s=1.0 if request == "connect" else PATIENCE_S, silence_s=2.0),
+    )
+
+
+def run_aside(run: Callable[[], object]) -> None:
+    """Run a function that may hang, in a thread that ends with the tests."""
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it hangs"
+
+
+@pytest.mark.parametrize(("request_name", "silence"), [("connect", "1 s"), ("nodes", "2 s")])
+def test_a_request_that_ray_never_answers_fails(request_name: str, silence: str, tmp_path: Path) -> None:
+    engine = engine_that_hangs_at(request_name, tmp_path)
+    problems: list[str] = []
+
+    def find() -> None:
+        try:
+            asyncio.run(engine.find())
+        except DriverFailed as error:
+            problems.append(str(error))
+
+    run_aside(find)
+    engine.close()
+    assert len(problems) == 1
+    assert f"answered nothing for {silence}" in problems[0]
+
+
+def test_a_hung_driver_does_not_keep_the_scheduler_from_ending(tmp_path: Path) -> None:
+    engine = engine_that_hangs_at("release", tmp_path)
+
+    async def start() -> None:
+        (name,) = await engine.find()
+        await engine.start(name)
+
+    asyncio.run(start())
+    run_aside(engine.close)

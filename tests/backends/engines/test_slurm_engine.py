@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.backends.engines.slurm_engine import find_allocation, reachable_addresses
+from carpool.backends.engines.slurm_engine import find_allocation, reachable_addresses, run_slurm
 from carpool.core.errors import InputError
 from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.runtime.worker.entry_loader import load_training
@@ -146,3 +146,20 @@ def test_addresses_are_those_that_other_nodes_can_reach() -> None:
     assert reachable_addresses(["127.0.0.1", "127.0.0.1"]) == ["127.0.0.1", "127.0.0.1"]
     with pytest.raises(InputError, match="cannot be resolved"):
         reachable_addresses(["no-such-node.invalid"])
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexec sleep 1000\n", encoding="ascii")
+    (tmp_path / "scontrol").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with pytest.raises(InputError, match=r"scontrol show node did not answer within 0\.1 s"):
+        run_slurm("scontrol", "show", "node", environment=environment, limit_s=0.1)
+
+
+def test_a_command_of_slurm_that_fails_is_quoted(tmp_path: Path) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho bad partition >&2; exit 1\n", encoding="ascii")
+    (tmp_path / "sbatch").chmod(0o755)
+    with pytest.raises(InputError, match="sbatch job failed: bad partition"):
+        run_slurm("sbatch", "job", environment={"PATH": str(tmp_path)})
+    with pytest.raises(InputError, match="squeue is not installed here"):
+        run_slurm("squeue", environment={"PATH": str(tmp_path)})

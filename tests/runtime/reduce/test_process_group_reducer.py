@@ -6,6 +6,9 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -18,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 import carpool
 from carpool.runtime.data.datasets import TensorData
+from carpool.runtime.engine.forward_backward import Step
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.reduce.process_group_reducer import PeerLost, ProcessGroupReducer, open_group
 from carpool.runtime.reduce.shm_layout import Owners
@@ -56,7 +60,7 @@ def member(
     losses = 0
     for epoch, sizes in enumerate(epochs):
         is_last = epoch == len(epochs) - 1
-        group = open_group(store, epoch, rank, len(sizes), timeout_s=TIMEOUT_S)
+        group = open_group(store, epoch, rank, len(sizes), join_s=TIMEOUT_S)
         is_aborted = (lambda: False) if is_last else gone.is_set
         reducer = ProcessGroupReducer(group, rank, owned(sizes), trained.layout, exact=exact, is_aborted=is_aborted)
         try:
@@ -128,6 +132,69 @@ def test_exact_mode_equals_one_process_bitwise_and_survives_a_killed_peer(
 def test_default_mode_is_equal_on_all_ranks(context: ForkServerContext, store: TCPStore) -> None:
     (_, _, first), (_, _, second) = train_all(context, store, [(1, 1)], exact=False)
     assert first == second
+
+
+JOIN_S = 2.0
+POLLS = 150  # of 20 ms each: longer than that
+SHORT_S = 0.5
+
+
+class PairOfRanks:
+    """Two ranks of one process, with a short timeout for joining."""
+
+    def __init__(self, store: TCPStore, collective_s: float, is_aborted: Callable[[], bool] = lambda: False) -> None:
+        def join(rank: int) -> Any:
+            client = TCPStore("127.0.0.1", store.port, is_master=False)
+            return open_group(client, 0, rank, 2, join_s=JOIN_S, collective_s=collective_s)
+
+        with ThreadPoolExecutor(2) as pool:
+            groups = list(pool.map(join, (0, 1)))
+        self.trained = [trainer(exact=False) for _ in groups]
+        self.reducers = [
+            ProcessGroupReducer(group, rank, owned((1, 1)), each.layout, exact=False, is_aborted=is_aborted)
+            for rank, (group, each) in enumerate(zip(groups, self.trained, strict=True))
+        ]
+
+    def contribute(self, rank: int) -> Step:
+        trained = self.trained[rank]
+        step = trained.next_step((1, 1))
+        self.reducers[rank].write(step, trained.contribute(step, range(*owned((1, 1))[rank])))
+        return step
+
+
+def test_a_slow_rank_is_waited_for_longer_than_for_joining(store: TCPStore) -> None:
+    polls = itertools.count()
+    is_late = threading.Event()
+
+    def is_aborted() -> bool:
+        if next(polls) == POLLS:
+            is_late.set()
+        return False
+
+    ranks = PairOfRanks(store, TIMEOUT_S, is_aborted)
+    with ThreadPoolExecutor(1) as pool:
+        first = ranks.contribute(0)
+        total = pool.submit(ranks.reducers[0].total, first)
+        assert is_late.wait(TIMEOUT_S), total.exception()
+        ranks.reducers[1].total(ranks.contribute(1))
+        assert total.result(TIMEOUT_S).values.numel()
+
+
+def test_a_rank_that_falls_silent_is_lost_after_the_timeout_for_collectives(store: TCPStore) -> None:
+    ranks = PairOfRanks(store, SHORT_S)
+    with pytest.raises(PeerLost, match="a peer is lost"):
+        ranks.reducers[0].total(ranks.contribute(0))
+
+
+def test_a_rank_that_is_reported_lost_is_not_waited_for(store: TCPStore) -> None:
+    ranks = PairOfRanks(store, TIMEOUT_S, lambda: True)
+    with pytest.raises(PeerLost, match="aborted"):
+        ranks.reducers[0].total(ranks.contribute(0))
+
+
+def test_a_group_whose_ranks_do_not_all_come_is_not_formed(store: TCPStore) -> None:
+    with pytest.raises(PeerLost, match="epoch 3 was not formed"):
+        open_group(store, 3, 0, 2, join_s=SHORT_S)
 
 
 class LateWork:

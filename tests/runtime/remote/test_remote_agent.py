@@ -113,6 +113,38 @@ def test_other_versions_are_named(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_refusal_says_what_to_do_about_it(tmp_path: Path) -> None:
+    async def refusal_of(host: Host, first: dict[str, Any]) -> dict[str, Any]:
+        reader, writer = await asyncio.open_connection(host.address, host.port)
+        await protocol.send(writer, first)
+        answer = await protocol.receive(reader)
+        writer.close()
+        assert answer is not None
+        return answer[0]
+
+    async def main() -> None:
+        agent = make_agent(tmp_path, tls=False)
+        async with listening(agent.on_connection, None) as host:
+            refused = await refusal_of(host, {"carpool": protocol.PROTOCOL + 1, "nonce": "n"})
+            with pytest.raises(InputError, match="wrong token") as wrong_token:
+                await connect(replace(host, token="f" * 16), "facts")
+            assert "token_file" in wrong_token.value.way_out
+
+            async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await protocol.receive(reader)
+                await protocol.send(writer, refused)
+                writer.close()
+
+            async with listening(refuse, None) as other:
+                with pytest.raises(InputError, match=f"protocol {protocol.PROTOCOL + 1}") as wrong_version:
+                    await connect(other, "facts")
+            assert "same carpool" in wrong_version.value.way_out
+            assert "token" not in str(wrong_version.value)
+            await agent.close()
+
+    asyncio.run(main())
+
+
 def test_what_is_no_agent_is_unreachable_and_garbage_ends_no_agent(tmp_path: Path) -> None:
     async def main() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

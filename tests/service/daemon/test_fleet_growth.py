@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 from carpool.core.errors import InputError
-from carpool.core.messages import NodeDrained, NodeUndrained
+from carpool.core.messages import JobFailed, NodeDrained, NodeUndrained
 from carpool.jobs.hosts_file import Host
 from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.runtime.remote.remote_link import HostUnreachable
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
 from carpool.service.daemon.engine_members import EngineMembers, examine_engine
+from carpool.service.daemon.remote_access import check_jobs
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
-from tests.support.fleet_rig import OPTIONS, PATIENCE_S, TOKEN, AgentProcess
+from tests.support.fleet_rig import OPTIONS, PATIENCE_S, TOKEN, AgentProcess, ShiftedClock
 
 LEASE_S = 300.0
 
@@ -162,6 +163,69 @@ def test_a_node_that_is_gone_when_the_daemon_restarts_is_lost(tmp_path: Path, en
     engine.add("right")
     asyncio.run(use("right"))
     assert outcomes(read(state))[job.spec.id].digest == digest_alone(tmp_path / "code", job)
+
+
+def not_yet(clock: ShiftedClock) -> bool:
+    """Let another lease pass: the last answer of an agent may come while it ends."""
+    clock.advance(LEASE_S)
+    return False
+
+
+def test_machines_that_come_and_go_under_new_names_do_not_accumulate(tmp_path: Path, engine: AgentsEngine) -> None:
+    job, state, clock = job_in(tmp_path / "code"), tmp_path / "state", ShiftedClock()
+    (tmp_path / "code" / "gate").touch()
+
+    async def main() -> None:
+        source = EngineMembers(engine, state, lease_s=LEASE_S, clock=clock)
+        _, members = await source.first()
+        options = DaemonOptions(state, (), "1", "fifo", "fifo", options=OPTIONS, members=members, source=source)
+        with closing(DaemonInstance.open(options)) as daemon:
+            await daemon.start()
+            running = asyncio.create_task(daemon.run())
+            there = {"left"}
+            for number in range(3):
+                engine.add(f"pod-{number}")
+                there |= {f"pod-{number}"}
+                await become(lambda: live(daemon) == there)  # noqa: B023
+                gone = "left" if number == 0 else f"pod-{number - 1}"
+                engine.agents.pop(gone).kill()
+                there -= {gone}
+                await become(lambda: live(daemon) == there or not_yet(clock))  # noqa: B023
+                await become(lambda: not source.gone())  # it is forgotten
+            assert {node.name for node in daemon.scheduler.cluster.nodes} == {"pod-1", "pod-2"}
+            await daemon.loop.submit([job])
+            await become(lambda: not daemon.scheduler.jobs)
+            engine.add("left")
+            await become(lambda: live(daemon) == {"left", "pod-2"})
+            daemon.stop()
+            await running
+
+    asyncio.run(main())
+    entries = read(state)
+    check_journal(entries, [job.spec.id])
+    assert outcomes(entries)[job.spec.id].digest == digest_alone(tmp_path / "code", job)
+
+
+def test_code_above_the_limit_of_the_engine_is_refused(tmp_path: Path, engine: AgentsEngine) -> None:
+    job, state = job_in(tmp_path / "code"), tmp_path / "state"
+
+    async def main() -> None:
+        source = EngineMembers(engine, state, lease_s=LEASE_S, max_code_bytes=100)
+        hosts, members = await source.first()
+        with pytest.raises(InputError, match="the limit for code"):
+            await check_jobs(hosts, state, [job])
+        options = DaemonOptions(state, (), "1", "fifo", "fifo", options=OPTIONS, members=members, source=source)
+        with closing(DaemonInstance.open(options)) as daemon:
+            await daemon.start()
+            running = asyncio.create_task(daemon.run())
+            await daemon.loop.submit([job])
+            await become(lambda: not daemon.scheduler.jobs)
+            daemon.stop()
+            await running
+
+    asyncio.run(main())
+    (failed,) = [fact for entry in read(state) for fact in entry.record.facts if isinstance(fact, JobFailed)]
+    assert "the limit for code" in failed.error
 
 
 def test_doctor_ends_only_what_it_started(engine: AgentsEngine) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TextIO
 
 import ray
@@ -33,28 +34,29 @@ _MESSAGE = 600  # characters of an error
 class Driver:
     """Carries out requests of the scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, api: Any = ray) -> None:
+        self._ray = api  # the module, or a fake
         self._members: dict[str, str] = {}  # by node id, of the actors that were found or started
 
     def connect(self, address: str) -> dict[str, Any]:
         """Connect to a Ray cluster, or start a local one when no address is given and none is running."""
-        ray.init(
+        self._ray.init(
             address=address or None,
             namespace=NAMESPACE,
             log_to_driver=False,
             configure_logging=False,
             include_dashboard=None if address else False,
         )
-        for name in ray.util.list_named_actors():
+        for name in self._ray.util.list_named_actors():
             if name.startswith(_PREFIX):
                 self._adopt(name.removeprefix(_PREFIX))
-        return {"address": ray.get_runtime_context().gcs_address}
+        return {"address": self._ray.get_runtime_context().gcs_address}
 
     def _adopt(self, node: str) -> None:
         """Learn which member an earlier scheduler made of a node."""
         try:
-            actor: Any = ray.get_actor(_PREFIX + node)
-            self._members[node] = str(ray.get(actor.member.remote(), timeout=_MEMBER_S))
+            actor: Any = self._ray.get_actor(_PREFIX + node)
+            self._members[node] = str(self._ray.get(actor.member.remote(), timeout=_MEMBER_S))
         except (ValueError, RayActorError, GetTimeoutError):
             return
 
@@ -67,14 +69,14 @@ class Driver:
                 "cpus": node["Resources"].get("CPU", 0.0),
                 "member": self._members.get(node["NodeID"], ""),
             }
-            for node in _nodes()
+            for node in self._ray.nodes()
             if node["Alive"]
         ]
 
     def start(self, node: str, member: str, devices: str, gpus: float, cpus: float) -> dict[str, Any]:
         """Start the actor of a node, which holds all its GPUs or else cores, and its agent; how that is reached."""
         actor: Any = (
-            ray.remote(NodeAgent)
+            self._ray.remote(NodeAgent)
             .options(
                 name=_PREFIX + node,
                 lifetime="detached",
@@ -86,8 +88,8 @@ class Driver:
             )
             .remote(member, devices)
         )
-        address = next(each["NodeManagerAddress"] for each in _nodes() if each["NodeID"] == node)
-        found = ray.get(actor.start.remote(address), timeout=_START_S)
+        address = next(each["NodeManagerAddress"] for each in self._ray.nodes() if each["NodeID"] == node)
+        found = self._ray.get(actor.start.remote(address), timeout=_START_S)
         self._members[node] = member
         return dict(found)
 
@@ -95,20 +97,18 @@ class Driver:
         """End the agent of a node and its actor."""
         self._members.pop(node, None)
         try:
-            actor: Any = ray.get_actor(_PREFIX + node)
-            ray.get(actor.stop.remote(), timeout=_STOP_S)
-            ray.kill(actor)
-        except (ValueError, RayActorError):
+            actor: Any = self._ray.get_actor(_PREFIX + node)
+        except ValueError:
             return  # it is gone
+        try:
+            with suppress(RayActorError, GetTimeoutError):  # it is gone, or its agent ends with the actor
+                self._ray.get(actor.stop.remote(), timeout=_STOP_S)
+        finally:
+            self._ray.kill(actor)
 
     def request(self, bundles: list[dict[str, float]]) -> None:
         """Let the autoscaler provide so many resources in all; none lifts the request."""
         request_resources(bundles=bundles)
-
-
-def _nodes() -> list[dict[str, Any]]:
-    listed: Callable[[], list[dict[str, Any]]] = ray.nodes
-    return listed()
 
 
 def _problem(error: BaseException) -> dict[str, str]:

@@ -10,11 +10,13 @@ import importlib.util
 import json
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,8 +27,12 @@ from carpool.core.errors import InputError
 from carpool.jobs.hosts_file import Host
 from carpool.runtime.remote.remote_link import HostUnreachable
 
-_DRIVER = "carpool.backends.engines.ray_driver"
+_DRIVER = (sys.executable, "-P", "-m", "carpool.backends.engines.ray_driver")
 _CONNECT_S = 10.0
+_SILENCE_S = 240.0  # without any answer while requests wait, after which a driver is killed; a start may take 180 s
+_INIT_S = 90.0  # the same for `ray.init`, which takes 5 to 13 s
+_POLL_S = 1.0
+_READ_BYTES = 1 << 16
 _END_S = 30.0  # for a driver whose stream was closed
 _LOG_TAIL = 600  # characters
 _MAX_NAME = 60
@@ -47,24 +53,39 @@ class DriverFailed(HostUnreachable):
     """The driver ended, or Ray does not do what was asked."""
 
 
-class RayDriver:
-    """The driver's process: answers requests as futures, which belong to no event loop."""
+@dataclass(frozen=True, slots=True)
+class DriverOptions:
+    """How the driver is started, and when it counts as hung."""
 
-    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
+    command: Sequence[str] = _DRIVER
+    init_s: float = _INIT_S
+    silence_s: float = _SILENCE_S
+
+
+class RayDriver:
+    """The driver's process: answers requests as futures, which belong to no event loop.
+
+    A driver that answers nothing for long is killed, and every request that waits for it fails.
+    """
+
+    def __init__(self, log: Path, environment: Mapping[str, str], options: DriverOptions) -> None:
         self._log = log
+        self._silence_s = options.init_s
+        self._silence_later_s = options.silence_s  # once it is connected
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _DRIVER],
+                list(options.command),
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                text=True,
                 start_new_session=True,  # Ctrl-C is for the scheduler, which still needs Ray to end the agents
             )
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Any]] = {}
         self._number = 0
+        self._silent_since = 0.0  # while requests wait
+        self._is_hung = False
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -78,9 +99,11 @@ class RayDriver:
         future: Future[Any] = Future()
         with self._lock:
             self._number += 1
+            if not self._waiting:
+                self._silent_since = time.monotonic()
             self._waiting[self._number] = future
             try:
-                self._process.stdin.write(json.dumps({"id": self._number, "do": do, **values}) + "\n")
+                self._process.stdin.write(json.dumps({"id": self._number, "do": do, **values}).encode() + b"\n")
                 self._process.stdin.flush()
             except (OSError, ValueError):
                 del self._waiting[self._number]
@@ -88,11 +111,12 @@ class RayDriver:
         return future
 
     def _read(self) -> None:
-        assert self._process.stdout is not None, "it is a pipe"
-        for line in self._process.stdout:
+        for line in self._lines():
             found = json.loads(line)
             with self._lock:
                 future = self._waiting.pop(found["id"])
+                self._silent_since = time.monotonic()
+                self._silence_s = self._silence_later_s
             if "kind" in found:
                 future.set_exception(_error(found))
             else:
@@ -103,11 +127,32 @@ class RayDriver:
         for future in waiting:
             future.set_exception(self._ended())
 
+    def _lines(self) -> Iterator[bytes]:
+        """The driver's answers until its stream ends, which a driver that hangs does not do by itself."""
+        assert self._process.stdout is not None, "it is a pipe"
+        output, rest = self._process.stdout.fileno(), b""
+        poller = select.poll()
+        poller.register(output, select.POLLIN)
+        while True:
+            if not poller.poll(1000.0 * min(_POLL_S, self._silence_s)):
+                self._kill_if_hung()
+            elif chunk := os.read(output, _READ_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+            else:
+                return
+
+    def _kill_if_hung(self) -> None:
+        with self._lock:
+            silent_s = time.monotonic() - self._silent_since
+            self._is_hung |= bool(self._waiting) and silent_s >= self._silence_s
+        if self._is_hung:
+            self._process.kill()
+
     def _ended(self) -> DriverFailed:
         tail = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LOG_TAIL:]
-        return DriverFailed(
-            f"the connection to Ray was lost: {tail}", where="--engine ray", way_out=f"Read {self._log}."
-        )
+        problem = f"Ray answered nothing for {self._silence_s:g} s" if self._is_hung else "the connection was lost"
+        return DriverFailed(f"{problem}: {tail}", where="--engine ray", way_out=f"Read {self._log}.")
 
     def close(self) -> None:
         """End the process, and a local Ray that it started."""
@@ -134,8 +179,9 @@ def _error(found: Mapping[str, str]) -> InputError:
 class RayEngine:
     """The nodes of a Ray cluster that have devices; `address` empty: the cluster of this machine, or a local one."""
 
-    def __init__(self, state: Path, address: str = "", devices: str = "") -> None:
+    def __init__(self, state: Path, address: str = "", devices: str = "", options: DriverOptions | None = None) -> None:
         self._log = state / "ray-driver.log"
+        self._options = options or DriverOptions()
         self._address = address
         self._devices = devices  # of each node, as --devices
         self._driver: RayDriver | None = None
@@ -188,7 +234,7 @@ class RayEngine:
         if ending:
             asked.append(driver.request("request", bundles=[]))
         for future in asked:
-            future.exception()  # waits; what Ray has lost needs no end
+            future.exception()  # waits, at most until the driver counts as hung; what Ray has lost needs no end
         driver.close()
 
     async def _ask(self, do: str, **values: Any) -> Any:
@@ -212,7 +258,7 @@ class RayEngine:
 
     def _connected(self, environment: Mapping[str, str]) -> RayDriver:
         """A driver that is connected to the cluster; InputError with Ray's reason if it cannot be."""
-        driver = RayDriver(self._log, environment)
+        driver = RayDriver(self._log, environment, self._options)
         try:
             found = driver.request("connect", address=self._address).result()
         except InputError as error:

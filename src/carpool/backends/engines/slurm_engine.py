@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.core.errors import InputError
+from carpool.jobs.code_archive import MAX_BYTES
 from carpool.jobs.hosts_file import Host, HostsFile
 
 _START_S = 180.0  # for the agents: a shared disk may be slow to load Python from
 _END_S = 60.0  # for the agents' executors to write checkpoints
+_ANSWER_S = 120.0  # for a command of Slurm: sbatch itself retries while slurmctld is busy
 _POLL_S = 0.1
 _LEASE_S = 30.0
 _LOG_TAIL = 600  # characters
@@ -60,9 +63,17 @@ class Allocation:
 class SlurmEngine:
     """The agents of the allocation that this process runs in, from `start` to `close`."""
 
-    def __init__(self, state: Path, devices: str = "", environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        state: Path,
+        devices: str = "",
+        environment: Mapping[str, str] = os.environ,
+        *,
+        max_code_bytes: int = MAX_BYTES,
+    ) -> None:
         self._state = state  # on a disk that all nodes share
         self._devices = devices  # of each node, as --devices
+        self._max_code_bytes = max_code_bytes
         self._environment = environment
         self._folder: Path | None = None
         self._srun: subprocess.Popen[bytes] | None = None
@@ -84,7 +95,7 @@ class SlurmEngine:
             Host(f"node-{place}", address, port, token, tls=not ipaddress.ip_address(address).is_loopback)
             for place, (address, port, token) in enumerate(zip(allocation.addresses, ports, tokens, strict=True))
         ]
-        return HostsFile(tuple(hosts), _LEASE_S)
+        return HostsFile(tuple(hosts), _LEASE_S, self._max_code_bytes)
 
     def close(self) -> None:
         """End the agents, which stop what still runs with checkpoints, and delete the tokens."""
@@ -138,8 +149,12 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation:
     if not (listed := environment.get("SLURM_JOB_NODELIST", "")):
         way_out = "Use carpool slurm JOBS.toml --nodes N, or run this inside of salloc or sbatch."
         raise InputError("--engine slurm outside of a Slurm allocation", way_out=way_out)
-    names = _scontrol(environment, "show", "hostnames", listed).split()
-    shown = [_scontrol(environment, "show", "node", name, "--oneliner").split() for name in names]
+
+    def show(*words: str) -> list[str]:
+        return run_slurm("scontrol", "show", *words, environment=environment).split()
+
+    names = show("hostnames", listed)
+    shown = [show("node", name, "--oneliner") for name in names]
     given = [_field(words, "NodeAddr") or name for words, name in zip(shown, names, strict=True)]
     return Allocation(tuple(names), tuple(reachable_addresses(given)))
 
@@ -169,13 +184,19 @@ def _own_address_towards(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _scontrol(environment: Mapping[str, str], *words: str) -> str:
+def run_slurm(*words: str, environment: Mapping[str, str], limit_s: float = _ANSWER_S) -> str:
+    """What a command of Slurm prints; InputError if it is not installed, fails, or does not answer in time."""
     try:
-        done = subprocess.run(["scontrol", *words], env=dict(environment), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, env=dict(environment), capture_output=True, text=True, check=False, timeout=limit_s
+        )
     except FileNotFoundError:
-        raise InputError("scontrol is not installed here", way_out="Run it on a node of the cluster.") from None
+        raise InputError(f"{words[0]} is not installed here", way_out="Run it on a node of the cluster.") from None
+    except subprocess.TimeoutExpired:
+        problem = f"{shlex.join(words)} did not answer within {limit_s:g} s"
+        raise InputError(problem, way_out="Check with `scontrol ping` that slurmctld runs.") from None
     if done.returncode:
-        raise InputError(f"scontrol {' '.join(words)}: {done.stderr.strip()[-300:]}", where="--engine slurm")
+        raise InputError(f"{shlex.join(words)} failed: {done.stderr.strip()[-_LOG_TAIL:]}")
     return done.stdout
 
 

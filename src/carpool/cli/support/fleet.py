@@ -12,6 +12,7 @@ import click
 
 from carpool.cli.support.options import print_note
 from carpool.core.errors import InputError
+from carpool.core.units import parse_bytes
 
 if TYPE_CHECKING:
     from carpool.backends.engines.engine import Engine
@@ -30,6 +31,14 @@ class EngineChoice(NamedTuple):
     hosts_file: str = ""
     ray_address: str = ""
     ray_idle: float = 0.0
+    max_code: str = ""
+
+    @property
+    def max_code_bytes(self) -> int:
+        """The limit for the folder of a job that is sent to other machines."""
+        from carpool.jobs.code_archive import MAX_BYTES
+
+        return parse_bytes(self.max_code, "--max-code") if self.max_code else MAX_BYTES
 
 
 @dataclass(slots=True)
@@ -72,7 +81,13 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="SECONDS",
         help="Release a Ray node without jobs after so long, for the autoscaler to remove; 0: never. [default: 0]",
     )
-    return engine(hosts(address(idle(command))))
+    code = click.option(
+        "--max-code",
+        default="",
+        metavar="SIZE",
+        help="Limit for a job's folder that --engine ray or slurm sends to other machines. [default: 64MiB]",
+    )
+    return engine(hosts(address(idle(code(command)))))
 
 
 def find_fleet(
@@ -84,17 +99,15 @@ def find_fleet(
     may_be_away: bool = False,
 ) -> Fleet:
     """The machines that an engine uses. InputError before anything is started, or after all that was is ended."""
-    check_ray_options(choice)
+    check_engine_options(choice)
     if choice.engine != "ray":
-        return Fleet(
-            find_members(choice.engine, choice.hosts_file, state, jobs, devices=devices, may_be_away=may_be_away)
-        )
+        return Fleet(find_members(choice, state, jobs, devices=devices, may_be_away=may_be_away))
     from carpool.backends.engines.ray_engine import RayEngine
     from carpool.service.daemon.engine_members import EngineMembers
     from carpool.service.daemon.remote_access import check_jobs
 
     engine = RayEngine(state, choice.ray_address, devices)
-    source = EngineMembers(engine, state, idle_s=choice.ray_idle)
+    source = EngineMembers(engine, state, idle_s=choice.ray_idle, max_code_bytes=choice.max_code_bytes)
 
     async def ask() -> tuple[FleetMember, ...]:
         hosts, members = await source.first(print_note)
@@ -108,18 +121,21 @@ def find_fleet(
         raise
 
 
-def check_ray_options(choice: EngineChoice) -> None:
+def check_engine_options(choice: EngineChoice) -> None:
     """InputError for options of one engine that are given for another."""
-    if choice.engine == "ray" and choice.hosts_file:
+    engine = choice.engine
+    if engine == "ray" and choice.hosts_file:
         raise InputError("--hosts needs --engine hosts", way_out="Remove --hosts: the Ray cluster lists its nodes.")
-    if choice.engine != "ray" and (choice.ray_address or choice.ray_idle):
+    if engine != "ray" and (choice.ray_address or choice.ray_idle):
         given = "--ray-address" if choice.ray_address else "--ray-idle"
         raise InputError(f"{given} needs --engine ray", way_out=f"Add --engine ray, or remove {given}.")
+    if choice.max_code and engine not in ("ray", "slurm"):
+        way_out = "Set max_code in the hosts file." if engine == "hosts" else "Remove it: nothing is sent."
+        raise InputError("--max-code needs --engine ray or slurm", way_out=way_out)
 
 
 def find_members(
-    engine: str,
-    hosts_file: str,
+    choice: EngineChoice,
     state: Path,
     jobs: Sequence[ListedJob] = (),
     *,
@@ -131,13 +147,13 @@ def find_members(
     Every machine is asked for its devices, and whether it has the paths that the jobs name. One that may be away joins
     when it can be reached.
     """
-    if engine == "local":
-        if hosts_file:
+    if choice.engine == "local":
+        if choice.hosts_file:
             raise InputError("--hosts needs --engine hosts", way_out="Add --engine hosts, or remove --hosts.")
         return ()
     from carpool.service.daemon.remote_access import check_jobs, remote_members
 
-    hosts = engine_hosts(engine, hosts_file, state, devices=devices)
+    hosts = engine_hosts(choice, state, devices=devices)
 
     async def ask() -> tuple[FleetMember, ...]:
         members = await remote_members(hosts, state, may_be_away=may_be_away)
@@ -147,29 +163,29 @@ def find_members(
     return asyncio.run(ask())
 
 
-def engine_hosts(engine: str, hosts_file: str, state: Path, *, devices: str = "") -> HostsFile:
+def engine_hosts(choice: EngineChoice, state: Path, *, devices: str = "") -> HostsFile:
     """The machines that an engine finds or starts; those it started end with this command."""
-    if engine == "slurm":
-        return _slurm_hosts(hosts_file, state, devices)
+    if choice.engine == "slurm":
+        return _slurm_hosts(choice, state, devices)
     if devices:
         raise InputError(
             f"--devices {devices} is for this machine", way_out="Set devices where each carpool agent is started."
         )
-    if not hosts_file:
+    if not choice.hosts_file:
         raise InputError(
             "--engine hosts needs --hosts FILE", way_out="Name the file of machines; see the documentation."
         )
     from carpool.jobs.hosts_file import read_hosts
 
-    return read_hosts(Path(hosts_file))
+    return read_hosts(Path(choice.hosts_file))
 
 
-def _slurm_hosts(hosts_file: str, state: Path, devices: str) -> HostsFile:
+def _slurm_hosts(choice: EngineChoice, state: Path, devices: str) -> HostsFile:
     from carpool.backends.engines.slurm_engine import SlurmEngine
 
-    if hosts_file:
+    if choice.hosts_file:
         raise InputError("--hosts needs --engine hosts", way_out="Remove --hosts: the allocation names the nodes.")
-    engine = SlurmEngine(state, devices)
+    engine = SlurmEngine(state, devices, max_code_bytes=choice.max_code_bytes)
     click.get_current_context().call_on_close(engine.close)
     hosts = engine.start()
     print_note("; ".join(engine.notes))

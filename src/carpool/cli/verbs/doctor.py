@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool import __version__
-from carpool.cli.support.fleet import EngineChoice, check_ray_options, engine_hosts, engine_options
+from carpool.cli.support.fleet import EngineChoice, check_engine_options, engine_hosts, engine_options
 from carpool.cli.support.options import json_option, print_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Examples:
 @click.command("doctor", epilog=_EPILOG)
 @engine_options
 @json_option
-def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, as_json: bool) -> None:
+def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, max_code: str, as_json: bool) -> None:
     """Check what this machine supports: GPUs, CUDA graphs, MPS, NCCL, shared memory and optional packages.
 
     Each check prints yes or no with what was found; a no says how to fix it. Jobs run without most of these, but more
@@ -35,9 +35,10 @@ def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, as_j
 
     With --engine hosts, ray or slurm it compares Python, torch, carpool and drivers of all machines instead.
     """
-    check_ray_options(EngineChoice(engine, hosts_file, ray_address, ray_idle))
+    choice = EngineChoice(engine, hosts_file, ray_address, ray_idle, max_code)
+    check_engine_options(choice)
     if engine in ("hosts", "slurm"):
-        _compare_hosts(engine, hosts_file, as_json=as_json)
+        _compare_hosts(choice, as_json=as_json)
         return
     if engine == "ray":
         _compare_nodes(ray_address, as_json=as_json)
@@ -56,14 +57,14 @@ def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, as_j
         print_json({"version": __version__, "checks": [asdict(finding) for finding in findings]})
 
 
-def _compare_hosts(engine: str, hosts_file: str, *, as_json: bool) -> None:
+def _compare_hosts(choice: EngineChoice, *, as_json: bool) -> None:
     """Print one line per host: what it has, or why it cannot be used."""
     import asyncio
     from pathlib import Path
 
     from carpool.service.daemon.remote_access import examine_hosts
 
-    found = engine_hosts(engine, hosts_file, Path(".carpool") / "doctor")
+    found = engine_hosts(choice, Path(".carpool") / "doctor")
     _print_hosts(asyncio.run(examine_hosts(found)), as_json=as_json)
 
 

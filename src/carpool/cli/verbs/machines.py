@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import platform
+import shutil
 import ssl
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,6 +189,7 @@ def slurm(
     Writes the batch script NAME.slurm beside the job file and submits it. Before the time limit all jobs stop with
     checkpoints, the batch job is requeued, and the next allocation resumes them.
     """
+    from carpool.backends.engines.slurm_engine import run_slurm
     from carpool.jobs.job_file import read_jobs
     from carpool.jobs.slurm_script import SlurmJob, batch_script
 
@@ -200,16 +201,7 @@ def slurm(
     script.write_text(batch_script(job), encoding="utf-8")
     click.echo(script)
     if not no_submit:
-        click.echo(_submit(script))
-
-
-def _submit(script: Path) -> str:
-    command = ["sbatch", str(script)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        way_out = "Run it on a login node of the cluster, or write the script only: --no-submit."
-        raise InputError("sbatch is not installed here", way_out=way_out) from None
-    if done.returncode:
-        raise InputError(f"sbatch refused the script: {done.stderr.strip()[-300:]}", where=str(script))
-    return done.stdout.strip()
+        if shutil.which("sbatch") is None:
+            way_out = "Run it on a login node of the cluster, or write the script only: --no-submit."
+            raise InputError("sbatch is not installed here", way_out=way_out)
+        click.echo(run_slurm("sbatch", str(script), environment=os.environ).strip())

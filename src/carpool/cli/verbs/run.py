@@ -127,6 +127,7 @@ def run(
     hosts_file: str,
     ray_address: str,
     ray_idle: float,
+    max_code: str,
     lanes: str,
     warm: int,
     reducer: str,
@@ -157,7 +158,7 @@ def run(
         jobs, resume = resume, ""  # the word behind --resume was the job file
     program = given_program(name, resumable, env, settings, jobs)
     given = look_up(jobs, state, resume, parse_sweep_options(sweep), program)
-    choice = EngineChoice(engine, hosts_file, ray_address, ray_idle)
+    choice = EngineChoice(engine, hosts_file, ray_address, ray_idle, max_code)
     fleet = find_fleet(choice, given.folder.path, given.jobs, devices=devices)
     click.get_current_context().call_on_close(fleet.close)
     found, supplies = _fitting_devices(given, fleet, devices, oversubscribe=oversubscribe)

@@ -91,6 +91,7 @@ def serve(
     hosts_file: str,
     ray_address: str,
     ray_idle: float,
+    max_code: str,
     **flags: Any,
 ) -> int:
     """Run the daemon until SIGTERM, Ctrl-C or `carpool stop`.
@@ -118,7 +119,7 @@ def serve(
     # The workers of an executor that a killed daemon left running are not foreign processes.
     executor = ExecutorSocket(settings.state / "executor").executor_pid
     is_ours = belongs_to(executor) if executor is not None else lambda pid: False
-    choice = EngineChoice(engine, hosts_file, ray_address, ray_idle)
+    choice = EngineChoice(engine, hosts_file, ray_address, ray_idle, max_code)
     fleet = find_fleet(choice, settings.state, devices=flags["devices"] or "", may_be_away=True)
     devices = (
         () if fleet.members else tuple(parse_devices(settings["devices"], oversubscribe=oversubscribe, is_ours=is_ours))

@@ -375,8 +375,7 @@ class ClusterState:
     def _on_node_joined(self, at: float, fact: NodeJoined, orders: list[Order]) -> bool:
         known = self._node_named(fact.name)
         if known is None:
-            self.occupancy.join(self.cluster.joined(fact.name, fact.banks, HostResources(*fact.supplies)))
-            return True
+            return self._add_node(fact)
         if known.id not in self.occupancy.lost:
             return False
         if fact.supplies:
@@ -386,6 +385,23 @@ class ClusterState:
         else:
             self.occupancy.regain(known)
         return True
+
+    def _add_node(self, fact: NodeJoined) -> bool:
+        """Add a new node; False if the place that it wants is not free."""
+        place = self._node_named(fact.replaces) if fact.replaces else None
+        if fact.replaces and (place is None or not self._can_replace(place, fact)):
+            return False
+        cluster = self.cluster.with_join(fact.name, fact.banks, HostResources(*fact.supplies), fact.replaces)
+        if place is None:
+            self.occupancy.join(cluster)
+        else:
+            self.occupancy.cluster = cluster
+            self.occupancy.regain(cluster.nodes[place.id])
+        return True
+
+    def _can_replace(self, place: Node, fact: NodeJoined) -> bool:
+        is_free = place.id in self.occupancy.lost and place.id not in self.drained
+        return is_free and place.bank_sizes == fact.banks
 
     def _on_node_undrained(self, at: float, fact: NodeUndrained, orders: list[Order]) -> bool:
         known = self._node_named(fact.name)

@@ -82,21 +82,32 @@ def tcp_store(host: str, port: int, listener: int | None, *, timeout_s: float) -
 
 
 def new_process_group(
-    store: Any, prefix: str, rank: int, size: int, *, backend: str, timeout: timedelta, address: str = "127.0.0.1"
+    store: Any,
+    prefix: str,
+    rank: int,
+    size: int,
+    *,
+    backend: str,
+    join: timedelta,
+    collective: timedelta,
+    address: str = "127.0.0.1",
 ) -> Any:
     """Join a process group without making it torch's default group. Raises `RuntimeError` where peers are missing.
 
-    Gloo listens at the address, which the other ranks must be able to reach.
+    `join` limits the wait for all ranks, `collective` that of each collective. Gloo listens at the address, which the
+    other ranks must be able to reach.
     """
     prefixed = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
     if backend == "nccl":
         nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
+        nccl._timeout = collective
         return dist.ProcessGroupNCCL(prefixed, rank, size, nccl)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = timeout
-    return dist.ProcessGroupGloo(prefixed, rank, size, options)
+    options._timeout = join
+    group = dist.ProcessGroupGloo(prefixed, rank, size, options)
+    group._set_default_timeout(collective)
+    return group
 
 
 def release_cublas_workspaces() -> None:

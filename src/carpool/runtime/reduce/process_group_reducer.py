@@ -28,6 +28,10 @@ from carpool.runtime.reduce.reducer import StepAborted
 from carpool.runtime.reduce.shards import Subtree, is_empty, maximal_subtrees, root, tree_sum
 from carpool.runtime.reduce.shm_layout import Owners
 
+JOIN_S = 20.0  # for all ranks to join a process group; they are ordered to at the same moment
+# For the slowest rank of a step. A lost process or machine is noticed by the executors long before; this is for a
+# connection between two ranks that was cut silently.
+COLLECTIVE_S = 600.0
 _POLL = timedelta(milliseconds=20)  # between looks for new orders
 
 
@@ -36,13 +40,22 @@ class PeerLost(StepAborted):
 
 
 def open_group(
-    store: Any, epoch: int, rank: int, size: int, address: str = "127.0.0.1", *, timeout_s: float = 60.0
+    store: Any,
+    epoch: int,
+    rank: int,
+    size: int,
+    address: str = "127.0.0.1",
+    *,
+    join_s: float = JOIN_S,
+    collective_s: float = COLLECTIVE_S,
 ) -> Any:
     """Join the group of an epoch; each epoch has its own prefix in the store, and each rank listens at an address."""
-    timeout = timedelta(seconds=timeout_s)
+    join, collective = timedelta(seconds=join_s), timedelta(seconds=collective_s)
+    prefix = f"epoch-{epoch}"
     try:
-        prefix = f"epoch-{epoch}"
-        return new_process_group(store, prefix, rank, size, backend="gloo", timeout=timeout, address=address)
+        return new_process_group(
+            store, prefix, rank, size, backend="gloo", join=join, collective=collective, address=address
+        )
     except RuntimeError as error:
         raise PeerLost(f"the process group of epoch {epoch} was not formed: {_first_line(error)}") from error
 

@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from carpool import __version__
 from carpool.core.errors import InputError
 from carpool.core.host_resources import HostResources
 from carpool.jobs.devices import LocalDevice
@@ -91,7 +92,7 @@ class Agent:
         except RemoteRefused as error:
             log_event(_log, "connection_refused", level=logging.WARNING, peer=peer, reason=str(error))
             with contextlib.suppress(ConnectionError):
-                await protocol.send(writer, {"refused": str(error)})
+                await protocol.send(writer, {"refused": str(error), "way_out": error.way_out})
         except (ConnectionError, ssl.SSLError):
             pass
         finally:
@@ -100,7 +101,8 @@ class Agent:
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
         first = await protocol.greeting(reader)
         if first.get("carpool") != protocol.PROTOCOL:
-            raise RemoteRefused(f"protocol {first.get('carpool')!r}; this agent has protocol {protocol.PROTOCOL}")
+            problem = f"protocol {first.get('carpool')!r}; this agent has protocol {protocol.PROTOCOL}"
+            raise RemoteRefused(f"{problem} (carpool {__version__})", "Install the same carpool on all machines.")
         nonces = (str(first.get("nonce", "")), protocol.new_nonce())
         await protocol.send(writer, {"nonce": nonces[1]})
         hello = await protocol.greeting(reader)
@@ -108,7 +110,7 @@ class Agent:
         if hello.get("purpose") in protocol.PEER_PURPOSES:
             token = protocol.peer_token(token)
         if not protocol.is_proof(hello.get("proof"), protocol.proof(token, "client", nonces, self._binding)):
-            raise RemoteRefused("wrong token")
+            raise RemoteRefused("wrong token", "Check that token_file is the same on both machines.")
         self._refuse_stranger(hello)
         await protocol.send(
             writer, {"proof": protocol.proof(token, "agent", nonces, self._binding), **self._describe()}
@@ -118,7 +120,8 @@ class Agent:
     def _refuse_stranger(self, hello: Mapping[str, Any]) -> None:
         """Refuse a second scheduler while another one uses the executor."""
         if hello.get("purpose") == "executor" and self._relay is not None and hello.get("owner") != self._owner:
-            raise RemoteRefused(f"its executor is used by another scheduler ({self._owner})")
+            problem = f"its executor is used by another scheduler ({self._owner})"
+            raise RemoteRefused(problem, "Stop that one, or submit jobs to it.")
 
     def _describe(self) -> dict[str, Any]:
         options = self._options

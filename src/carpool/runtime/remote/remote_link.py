@@ -74,7 +74,9 @@ async def connect(host: Host, purpose: str, **hello: object) -> Connection:
         raise HostUnreachable(str(error), where=where, way_out=way_out) from None
     except RemoteRefused as error:
         writer.close()
-        way_out = "Check that token_file is the same on both machines and that this is the agent's port."
+        way_out = error.way_out or (
+            "Check that token_file and the version of carpool are the same on both machines, and the agent's port."
+        )
         raise InputError(f"refused: {error}", where=where, way_out=way_out) from None
     except BaseException:
         writer.close()

@@ -33,6 +33,10 @@ _MAX_GREETING_BYTES = 4096  # before the other side has proved who it is
 class RemoteRefused(CarpoolError):
     """The other machine refused a connection or a request."""
 
+    def __init__(self, problem: str, way_out: str = "") -> None:
+        super().__init__(problem)
+        self.way_out = way_out
+
 
 class HandshakeBroken(RemoteRefused):
     """The connection ended or fell silent during the handshake; it may be tried again."""
@@ -122,5 +126,5 @@ async def greeting(reader: asyncio.StreamReader) -> dict[str, Any]:
     if found is None:
         raise HandshakeBroken("the connection was closed during the handshake")
     if "refused" in found[0]:
-        raise RemoteRefused(str(found[0]["refused"]))
+        raise RemoteRefused(str(found[0]["refused"]), str(found[0].get("way_out", "")))
     return found[0]

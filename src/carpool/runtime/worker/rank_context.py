@@ -12,7 +12,7 @@ from carpool.runtime.compat.torch_api import file_store, tcp_store
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.process.protocol import Proceed
 from carpool.runtime.reduce.param_exchange import ParamExchange, measure_copy_s
-from carpool.runtime.reduce.process_group_reducer import PeerLost, ProcessGroupReducer, open_group
+from carpool.runtime.reduce.process_group_reducer import JOIN_S, PeerLost, ProcessGroupReducer, open_group
 from carpool.runtime.reduce.reducer import Reducer
 from carpool.runtime.reduce.shm_layout import Owners, ShmLayout, piece_owners
 from carpool.runtime.reduce.shm_reducer import ShmReducer, contribution_bytes
@@ -20,8 +20,6 @@ from carpool.runtime.reduce.sync_batchnorm import ShmAllGather, SyncBatchNorms, 
 from carpool.runtime.sharing.turn_token import TurnToken
 from carpool.runtime.worker.rate_meter import RateMeter
 from carpool.runtime.worker.step_grants import StepGrants
-
-GROUP_TIMEOUT_S = 20.0  # for all ranks to join a process group; they are ordered to at the same moment
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +132,7 @@ class GroupJoiner:
         kept = os.dup(fds[0]) if fds and not proceed.store else None  # the store opens its file by this number
         try:
             store = _network_store(proceed, fds) if kept is None else file_store(f"/proc/self/fd/{kept}")
-            group = open_group(store, proceed.epoch, proceed.rank, proceed.size, address, timeout_s=GROUP_TIMEOUT_S)
+            group = open_group(store, proceed.epoch, proceed.rank, proceed.size, address)
         except BaseException:
             if kept is not None:
                 os.close(kept)
@@ -151,6 +149,6 @@ def _network_store(proceed: Proceed, fds: tuple[int, ...]) -> Any:
     host, _, port = proceed.store.rpartition(":")
     listener = os.dup(fds[0]) if fds else None
     try:
-        return tcp_store(host, int(port), listener, timeout_s=GROUP_TIMEOUT_S)
+        return tcp_store(host, int(port), listener, timeout_s=JOIN_S)
     except RuntimeError as error:
         raise PeerLost(f"the store of epoch {proceed.epoch} at {proceed.store} does not answer: {error}") from error

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from carpool.backends.engines.engine import Engine
 from carpool.backends.fleet import Member
 from carpool.backends.job_transfer import CodeArchives
 from carpool.core.errors import InputError
+from carpool.jobs.code_archive import MAX_BYTES
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable
 from carpool.service.daemon.executor_access import FleetMember
@@ -32,13 +33,15 @@ class EngineMembers:
         *,
         lease_s: float = 30.0,
         idle_s: float = 0.0,
+        max_code_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.idle_s = idle_s
         self._engine = engine
-        fleet = HostsFile((), lease_s)
-        self._settings = RemoteSettings(state, lease_s, CodeArchives(state, fleet.max_code_bytes), clock=clock)
+        self._max_code_bytes = max_code_bytes
+        self._settings = RemoteSettings(state, lease_s, CodeArchives(state, max_code_bytes), clock=clock)
         self._seen: set[str] = set()
+        self._there: frozenset[str] = frozenset()  # at the last look
         self._released: set[str] = set()
         self._requested = (0, -_REPEAT_S)  # machines, and when
 
@@ -58,7 +61,7 @@ class EngineMembers:
                 )
                 raise InputError(problem, where=f"node {name!r}", way_out=way_out)
         members = tuple(self._member(host, each) for host, each in zip(hosts, facts, strict=True))
-        return HostsFile(tuple(hosts), self._settings.lease_s), members
+        return HostsFile(tuple(hosts), self._settings.lease_s, self._max_code_bytes), members
 
     async def _wait_for_one(self, tell: Callable[[str], None]) -> Sequence[str]:
         give_up_at = time.monotonic() + _WAIT_S
@@ -73,9 +76,17 @@ class EngineMembers:
         return names
 
     async def fresh(self) -> Sequence[FleetMember]:
-        names = [name for name in await self._engine.find() if name not in self._seen]
+        self._there = frozenset(await self._engine.find())
+        names = sorted(self._there - self._seen)
         self._seen.update(names)
         return [self._member(Host(name, *_UNKNOWN), None) for name in names]
+
+    def gone(self) -> Collection[str]:
+        return sorted(self._seen - self._there)
+
+    def forget(self, name: str) -> None:
+        self._seen.discard(name)
+        self._released.discard(name)
 
     def _member(self, host: Host, facts: AgentFacts | None) -> FleetMember:
         member = Member(host.name, ()) if facts is None else Member(host.name, facts.devices, facts.supplies)

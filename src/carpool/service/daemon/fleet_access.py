@@ -59,13 +59,12 @@ class FleetAccess:
         self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
         self._owners: dict[str, str] = {}  # members by the names of their nodes, as they are asked for
         self.nodes: dict[str, MemberNode] = {}
-        cluster = scheduler.cluster
+        cluster, free = scheduler.cluster, self._free_nodes
         for name, each in self._members.items():
             if not each.member.devices:  # it is away, and its devices are not known yet
                 continue
-            self.nodes[name] = node = member_node(cluster, each.member)
-            if all(other.name != node.name for other in cluster.nodes):
-                cluster = cluster.joined(node.name, node.banks, node.supplies)
+            self.nodes[name] = node = member_node(cluster, each.member, free)
+            cluster = cluster.with_join(node.name, node.banks, node.supplies, node.replaces)
 
     @property
     def names(self) -> dict[int, str]:
@@ -153,6 +152,23 @@ class FleetAccess:
         except Unreachable as absent:
             return absent.port
 
+    def is_lost(self, name: str) -> bool:
+        """Whether a member has no nodes that may be used."""
+        nodes = self._scheduler.cluster.nodes
+        return all(node.id in self._lost for node in nodes if is_of(node.name, name))
+
+    def remove(self, name: str) -> None:
+        """Forget a member that does not return; a new member with equal devices takes the place of its node."""
+        self._members.pop(name).access.close()
+        self.nodes.pop(name, None)
+        log_event(_log, "member_removed", executor=name)
+
+    @property
+    def _free_nodes(self) -> set[str]:
+        """Nodes that are lost, and whose machines are no members any more."""
+        lost = [self._scheduler.cluster.nodes[number].name for number in self._lost]
+        return {node for node in lost if not any(is_of(node, name) for name in self._members)}
+
     async def renew(self, name: str, reason: str) -> tuple[ExecutorPort, Sequence[Fact]]:
         """Replace an executor that is gone: by a new one, or by a port that waits for the member's return."""
         access = self._members[name].access
@@ -161,7 +177,7 @@ class FleetAccess:
         try:
             member = access.found or self._members[name].member
             if member.devices:
-                self.nodes[name] = member_node(self._scheduler.cluster, member)
+                self.nodes[name] = member_node(self._scheduler.cluster, member, self._free_nodes)
             return await self.start_executor(name), [*self.rejoin(name), *blamed]
         except Unreachable as absent:
             log_event(_log, "member_lost", level=logging.WARNING, executor=name, reason=f"{reason}; {absent}")

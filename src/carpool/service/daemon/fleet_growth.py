@@ -1,7 +1,7 @@
 """Fleet growth: follows the machines of an engine while a daemon runs.
 
-Machines that appear become members. A drained or long idle member is released, so that its machine can go; while jobs
-wait for devices, more machines are asked for.
+Machines that appear become members, and lost members whose machines are gone are forgotten. A drained or long idle
+member is released, so that its machine can go; while jobs wait for devices, more machines are asked for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from carpool.backends.engines.scaling import NodeUse, Scaler
@@ -32,6 +32,12 @@ class MemberSource(Protocol):
 
     async def fresh(self) -> Sequence[FleetMember]:
         """The machines that were not there before."""
+
+    def gone(self) -> Collection[str]:
+        """The members whose machines were not there when `fresh` looked."""
+
+    def forget(self, name: str) -> None:
+        """Treat a machine that is gone as a new one if it returns."""
 
     async def release(self, name: str) -> None:
         """Let a member's machine go; it is not used again before `take_back`."""
@@ -80,6 +86,8 @@ class FleetGrowth:
         for each in await self._source.fresh():
             log_event(_log, "member_found", executor=each.member.name)
             self._loop.use(each.member.name, await self._fleet.add(each))
+        for name in self._source.gone():
+            await self._remove_if_lost(name)
         nodes, jobs = self._nodes(), self._scheduler.jobs
         waiting = [jobs[job].spec.narrowest for job in self._scheduler.snapshot().waiting]
         size = max((len(node.devices) for node in self._scheduler.cluster.nodes), default=1)
@@ -111,6 +119,14 @@ class FleetGrowth:
 
     def _is_drained(self, node: str) -> bool:
         return any(each.id in self._scheduler.drained for each in self._scheduler.cluster.nodes if each.name == node)
+
+    async def _remove_if_lost(self, name: str) -> None:
+        """Forget a member whose machine is gone; one that is drained is kept, with its mark."""
+        if self._fleet.is_lost(name) and (port := self._loop.drop(name)) is not None:
+            await port.leave()
+            self._released.pop(name, None)
+            self._fleet.remove(name)
+            self._source.forget(name)
 
     async def _release(self, name: str) -> None:
         """Lose a member that holds no job, end its executor, and let its machine go."""

@@ -236,6 +236,15 @@ class DaemonLoop:
         self._inbox.listen(name)
         return True
 
+    def drop(self, name: str) -> ExecutorPort | None:
+        """Forget a member that is away and does not return: the port that stood for it, or None if it is there."""
+        if self._is_ending or name in self._renewing or self.is_connected(name):
+            return None
+        self._inbox.ignore(name)
+        self._held.pop(name, None)
+        self._pending.heard.pop(name, None)
+        return self._executors.remove(name)
+
     def proceed(self) -> None:
         for _, port in self._executors:
             port.proceed()
@@ -434,8 +443,8 @@ class DaemonLoop:
 
     def _acknowledge(self, heard: Mapping[str, ExecutorMark]) -> None:
         for name, mark in heard.items():
-            port = self._executors[name]
-            if mark.life == port.life:
+            port = self._executors.get(name)
+            if port is not None and mark.life == port.life:
                 port.acknowledge(mark.heard)
 
     def store_snapshot(self) -> None:

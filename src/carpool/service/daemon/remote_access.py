@@ -170,6 +170,7 @@ class RemoteAccess:
 
     def close(self) -> None:
         """Disconnect; the agent and what it has started stay."""
+        self._settings.peers.pop(self._host.name, None)
         if self._ready is not None:
             self._ready.close()
 
