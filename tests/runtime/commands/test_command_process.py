@@ -155,7 +155,7 @@ def test_a_command_without_memory_for_it_beside_another_runs_when_that_has_ended
         listener = Listener(on_facts)
         for name, script in programs.items():
             program = Program(command=("sh", "-c", script), folder=str(tmp_path))
-            table.add_command(JobId(name), program, listener, no_fork, resume=False)
+            table.add_command(JobId(name), program, listener, no_fork, lambda slots: {}, resume=False)
         first, second = table.commands.values()
         first.order(0.0, Target(1, (WorkerSlot(0),)))
         async with asyncio.timeout(60.0):

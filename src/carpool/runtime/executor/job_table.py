@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -257,20 +257,22 @@ class JobTable:
 
     def _beside(self, job: JobId) -> Beside:
         """The other jobs with processes on the GPUs that a command is to run on."""
-        gpus = {
-            slot.device
-            for slot in self.commands[job].state.target.slots
-            if (device := self._devices.get(slot.device)) is not None and device.cuda is not None
-        }
+        command = self.commands[job].state
+        gpus = self._gpus_of(slot.device for slot in command.target.slots)
         others = [
-            command.state
-            for other, command in self.commands.items()
-            if other != job
-            and command.state.has_processes
-            and any(s.device in gpus for s in command.state.target.slots)
+            other.state
+            for other in self.commands.values()
+            if other.state is not command
+            and other.state.has_processes
+            and gpus & self._gpus_of(slot.device for slot in other.state.target.slots)
         ]
-        has_training = any(gpus.intersection(training.devices.values()) for training in self.trainings.values())
+        has_training = any(gpus & self._gpus_of(training.devices.values()) for training in self.trainings.values())
         return Beside(bool(others) or has_training, any(state.runs_alone for state in others))
+
+    def _gpus_of(self, devices: Iterable[int]) -> set[int]:
+        """The GPUs of devices; several devices may be lanes of one."""
+        found = [self._devices[device].cuda for device in devices if device in self._devices]
+        return {cuda for cuda in found if cuda is not None}
 
     def add_training(self, job: JobId, program: Program, options: JobOptions, *, resume: bool) -> TrainingJob:
         """Add a training; with ``resume`` it continues from its folder. OSError if that cannot be written."""
