@@ -332,10 +332,11 @@ def test_a_command_ends_with_the_last_loss_of_its_output() -> None:
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
-def test_a_command_that_ran_out_of_memory_beside_others_starts_again_once_it_is_alone() -> None:
+@pytest.mark.parametrize("said", [OOM, "RuntimeError: CUDA error: the MPS client has been terminated"])
+def test_a_command_that_failed_through_others_starts_again_once_it_is_alone(said: str) -> None:
     command = launched()
     command.beside = Beside(is_occupied=True)
-    (note,) = command.exited(1.0, 1, last_line=OOM)
+    (note,) = command.exited(1.0, 1, last_line=said)
     assert isinstance(note, Note)
     assert command.tick(2.0) == []
     command.beside = Beside()
@@ -346,7 +347,7 @@ def test_a_command_that_ran_out_of_memory_beside_others_starts_again_once_it_is_
 
 @pytest.mark.parametrize(
     ("code", "said", "beside"),
-    [(1, OOM, Beside()), (1, "ValueError: no", Beside(is_occupied=True)), (-9, OOM, Beside(is_occupied=True))],
+    [(1, OOM, Beside()), (1, "ValueError: glimpses", Beside(is_occupied=True)), (-9, OOM, Beside(is_occupied=True))],
 )
 def test_other_failures_are_final(code: int, said: str, beside: Beside) -> None:
     command = launched()

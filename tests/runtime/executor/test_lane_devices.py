@@ -123,3 +123,10 @@ def test_own_workers_on_one_lane_show_how_the_driver_numbers_processes_on_all(tm
         gpu.executor.tick()
     seen = [fact for each in gpu.reports if isinstance(each, Facts) for fact in each.facts]
     assert not [fact for fact in seen if isinstance(fact, OutsidersSeen)]
+
+
+def test_a_command_beside_others_on_a_whole_gpu_is_an_unlimited_client_of_mps(tmp_path: Path) -> None:
+    gpu = Gpu(tmp_path, devices=[LocalDevice(0, "cuda:0", "H200", (), 0)])
+    mps = gpu.executor.workers.mps
+    assert mps.command_environment([WorkerSlot(0, 0.4)]) == {"percent": "100"}, "it keeps that when it is alone"
+    assert mps.command_environment([WorkerSlot(0)]) == {}, "the driver can park it"

@@ -92,12 +92,13 @@ class CommandProcess:
     ) -> None:
         self._parking = parking or CommandParking()
         self._look_beside = look_beside
+        self._keeps_work = self._parking.keeps_work(devices.values())
         self.state = CommandState(
             job,
             time_limit_s=program.time_limit_s,
             retries=program.retries,
             resumable=program.resumable,
-            can_park=self._parking.keeps_work(devices.values()),
+            can_park=self._keeps_work,
             cpu_devices=[number for number, device in devices.items() if device.cuda is None],
         )
         self.time_sliced = False
@@ -128,6 +129,8 @@ class CommandProcess:
 
     def order(self, at: float, target: Target) -> None:
         self.state.beside = self._look_beside()
+        if not self.state.has_processes and target.slots:  # the driver cannot park clients of MPS
+            self.state.can_park = self._keeps_work and not self._lane_environment(target.slots)
         self._run(self.state.order(at, target))
 
     def stop(self, at: float) -> None:

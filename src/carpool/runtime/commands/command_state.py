@@ -2,8 +2,8 @@
 
 A command that loses its devices is parked: its processes stop and continue later where they were. One that can resume
 by itself is terminated instead: with a `carpool.session` it has written a checkpoint, and with `resumable` it says so.
-One that ran out of GPU memory beside other jobs starts once more, from the beginning, when it has its devices to
-itself.
+One that ran out of GPU memory beside other jobs, or was hit by the fault of one, starts once more, from the beginning,
+when it has its GPU to itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from carpool.runtime.job_state.actions import Emit, Ended, Note, Stopped
 from carpool.runtime.job_state.types import Target, WorkerSlot
 from carpool.runtime.process.protocol import Done, Joined, Message, ProgressFound, Stepped, WorkerFailed
 
-_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|RESOURCE_EXHAUSTED", re.IGNORECASE)  # of torch, CUDA and JAX
+# Errors that neighbours on a GPU can cause: memory that they hold (in the words of torch, CUDA and JAX), and a fault of
+# one of them, which ends all clients of MPS.
+_BY_NEIGHBOURS = re.compile(
+    r"(?i:out of memory|outofmemory|illegal memory access|launch failure)|RESOURCE_EXHAUSTED|\bMPS\b"
+)
 
 PARKING_TIMEOUT_S = 600.0  # for parking and for restoring; a driver copies about 2 GB a second
 
@@ -106,13 +110,13 @@ class CommandState:
         self.steps = 0  # done, as reported by its session
         self.has_session = False
         self.beside = Beside()
-        self.runs_alone = False  # it ran out of memory beside others
+        self.runs_alone = False  # it failed beside others in a way that they can cause
         self._home: tuple[WorkerSlot, ...] = ()  # where its processes were before they were parked
         self._since = 0.0  # in this phase
         self._ran_s = 0.0  # in earlier running phases of the same processes
         self._time_limit_s = time_limit_s
         self._resumable = self._reported_resumable = resumable
-        self._can_park = can_park
+        self.can_park = can_park
         self._cpu_devices = frozenset(cpu_devices)
         self._acknowledged = 0
         self._is_stopping = False
@@ -223,8 +227,8 @@ class CommandState:
         return self._reconcile(at)
 
     def _is_crowded_out(self, code: int, last_line: str) -> bool:
-        is_out_of_memory = code > 0 and _OUT_OF_MEMORY.search(last_line) is not None
-        return is_out_of_memory and self.beside.is_occupied and not self.runs_alone
+        can_be_theirs = code > 0 and _BY_NEIGHBOURS.search(last_line) is not None
+        return can_be_theirs and self.beside.is_occupied and not self.runs_alone
 
     def _may_restart(self, code: int) -> bool:
         self._kills += 1
@@ -337,7 +341,7 @@ class CommandState:
         self._report_resumability()
 
     def _report_resumability(self) -> None:
-        resumable = self._resumable or self.has_session or self._can_park
+        resumable = self._resumable or self.has_session or self.can_park
         if self.slots and resumable != self._reported_resumable:
             self._reported_resumable = resumable
             self._actions.append(Emit(ResumabilityChanged(self.job, resumable)))

@@ -81,12 +81,17 @@ class MpsAdmission:
         return self._daemon.environment(lane)
 
     def command_environment(self, slots: Sequence[WorkerSlot]) -> dict[str, str]:
-        """Variables that keep a command on its lanes of a GPU; none on whole devices, of which it has all."""
+        """Variables that make a command a client of MPS where it has a share of a GPU; none on whole GPUs.
+
+        It gets the percentage of its lanes. On a share of a whole GPU it has no limit: the percentage stays for the
+        whole life of a command, and its neighbours do not.
+        """
         sums: dict[int, float] = {}
         for slot in slots:
             device = self._devices[slot.device]
-            if device.cuda is not None and device.is_lane:
-                sums[device.cuda] = sums.get(device.cuda, 0.0) + device.lane_percent * slot.fraction / WHOLE
+            if device.cuda is not None and (device.is_lane or slot.fraction < 1.0):
+                part = device.lane_percent * slot.fraction / WHOLE if device.is_lane else 1.0
+                sums[device.cuda] = sums.get(device.cuda, 0.0) + part
         return self.environment(slots[0].device, percent(min(sums.values()))) if sums else {}
 
     def lane_problem(self, devices: Iterable[int]) -> str:
