@@ -24,15 +24,17 @@ from typing import Any
 
 from loss_phase import Split
 from measured import save
+from seeds.lane_world import simulated_s
 from seeds.runs import Ended, Model, OutOfTime, Planned, Stage
 from seeds.scenes import BUILDERS, CPU_MODELS, EQUAL, EQUAL_CORES, GPU_MODELS, Scene, scene_models
 
 from carpool.core.policy import Policy
-from carpool.jobs.devices import parse_devices
+from carpool.jobs.devices import as_cluster, parse_devices
 from carpool.policies.registry import POLICIES, parse_policy
 
 _GRACE_S = 15.0  # after the budget, before the process ends itself
 _FIRST_STEPS = 20  # that show how fast a lone training is
+SIMULATED = ("hare", "wsrtf", "srtf", "hare-literal")
 SPLITS = {"2-2": (0.5, 0.5), "3-1": (0.75, 0.25), "1-3": (0.25, 0.75)}
 PHASES = ("2-2", "3-1", "1-3", "one after another", "loss-phase-literal", "loss-phase", "elastic", "carpool")
 
@@ -121,6 +123,12 @@ async def play_scene(bench: Bench, scene: Scene) -> None:
             {"name": job.name, "seconds": job.seconds, "at_s": job.at_s, "weight": job.weight} for job in scene.jobs
         ]
         print(f"{scene.name}: {len(scene.jobs)} jobs{', ' + scene.note if gangs else ''}", flush=True)
+        if scene.is_simulated:
+            table["simulated_weighted_s"] = found = simulated_s(
+                scene.jobs, as_cluster(stage.devices), stage.speeds, [name for name in known if name in SIMULATED]
+            )
+            told = "  ".join(f"{name} {seconds:.2f}" for name, seconds in found.items())
+            print(f"  simulated from these speeds, without starts and moves, weighted s: {told}", flush=True)
         await rows(bench, table, known, lambda name: stage.run(name, scene.jobs))
     finally:
         await stage.close()

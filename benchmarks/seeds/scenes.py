@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -38,7 +38,7 @@ class Scene:
     policies: tuple[str, ...]
     counts: tuple[int, ...] = (1,)  # numbers of devices on which speeds are measured
     note: str = ""
-    models: tuple[Model, ...] = field(default=())
+    is_simulated: bool = False  # too, from the measured speeds
 
 
 def scene_models(scene: Scene) -> list[Model]:
@@ -65,7 +65,7 @@ def hare(*, is_gpu: bool, scale: float) -> list[Scene]:
     models = GPU_MODELS if is_gpu else CPU_MODELS
     devices = LANES if is_gpu else CORES
     jobs = _stream(models, 9 if is_gpu else 5, scale, 1.5, seed=1)
-    rows = ("hare", "wsrtf", "srtf", "hare-literal", "hare-tasks", "carpool")
+    rows = ("hare", "wsrtf", "srtf", "hare-literal", "carpool")
     gang = Planned(
         "gang", WIDE_GPU if is_gpu else WIDE_CPU, 4.0 * scale, weight=40.0, keys={"devices": 2, "min_devices": 2}
     )
@@ -73,7 +73,7 @@ def hare(*, is_gpu: bool, scale: float) -> list[Scene]:
     fillers = [Planned(f"filler{n}", filler, 1.0 * scale, at_s=0.5 * scale) for n in range(2)]
     two = "cuda:0@50,cuda:0@25" if is_gpu else CORES
     return [
-        Scene("hare", devices, tuple(jobs), rows),
+        Scene("hare", devices, tuple(jobs), rows, is_simulated=True),
         Scene(
             "gaps",
             two,

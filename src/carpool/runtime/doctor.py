@@ -98,7 +98,7 @@ def _on_gpus(gpus: list[Gpu]) -> Iterator[Finding]:
     checks: list[tuple[str, Callable[[], str], str]] = [
         ("CUDA", _cuda, "Install a torch build for the CUDA version of this driver."),
         ("CUDA graphs", _graph, "Steps launch kernel by kernel: small models run several times slower."),
-        ("MPS", _mps, "Jobs that share a GPU take turns step by step instead of computing at the same time."),
+        ("MPS", _mps, "Jobs that share a GPU take turns step by step, and lanes (cuda:0@50) are not available."),
         ("NCCL", _nccl, "Gradients travel through host memory; on a single machine nothing else is needed."),
     ]
     for name, check, way_out in checks:

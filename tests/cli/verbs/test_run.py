@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +30,7 @@ from carpool.core.messages import (
 )
 from carpool.core.model import Allocation, JobId, JobSpec
 from carpool.jobs.devices import LocalDevice, parse_devices
+from carpool.runtime.sharing.mps_daemon import CONTROL
 from carpool.service.daemon.batch_run import BatchRun, RunEnd
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
 from carpool.service.store.store import LOG
@@ -333,3 +336,46 @@ def test_run_and_serve_keep_out_of_each_others_folders(machine: Machine, tmp_pat
 def test_overlapping_devices_are_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "jobs.toml", "--devices", "cpu:64"]) == 0
     assert "take turns on one core" in capsys.readouterr().err
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver that lists one GPU, and a control program of MPS."""
+    driver = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda place: place,
+        nvmlDeviceGetName=lambda handle: "NVIDIA H200",
+        nvmlDeviceGetUUID=lambda handle: "GPU-aa",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=100 << 30),
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    control = tmp_path / "bin" / CONTROL
+    control.parent.mkdir()
+    control.touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{control.parent}:{os.environ['PATH']}")
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_lanes_of_a_gpu_are_devices_of_a_run(
+    machine: Machine, one_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", "jobs.toml", "--devices", "cuda:0@75,cuda:0@50", "--policy", "fifo", "--json"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    found = [(device["name"], device["kind"], device["memory_bytes"] >> 30) for device in document["devices"]]
+    assert found == [("cuda:0@75", "H200@75", 60), ("cuda:0@50", "H200@50", 40)]
+    assert "125 %" in printed.err
+
+
+@pytest.mark.parametrize("words", [["--lanes", "slice"], ["--memory-cap", "3GiB"]])
+def test_lanes_that_the_options_exclude_are_refused_before_a_job_starts(
+    machine: Machine, one_gpu: None, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run(["run", "jobs.toml", "--devices", "cuda:0@50", *words]) == 2
+    assert words[0] in capsys.readouterr().err
+    assert not machine.started

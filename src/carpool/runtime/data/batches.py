@@ -79,9 +79,11 @@ def plan_input(
 
 def _free_bytes(device: torch.device) -> int:
     """Memory that this process may still allocate on a GPU: free there, and within its own limit."""
-    free, total = torch.cuda.mem_get_info(device)
-    limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
-    return max(0, min(free, limit - torch.cuda.memory_reserved(device)))
+    own: Any = device.index  # None for "cuda", which the stubs do not know
+    index = torch.cuda.current_device() if own is None else own
+    free, total = torch.cuda.mem_get_info(index)
+    limit = int(total * torch.cuda.get_per_process_memory_fraction(index))
+    return max(0, min(free, limit - torch.cuda.memory_reserved(index)))
 
 
 class GatherBuffer:
