@@ -36,4 +36,32 @@ def coordinator() -> Iterator[Check]:
     yield PAGE, "takes {} CPU seconds for 1,000 devices", [results("federated_scale")["cpu_s"]]
 
 
-SOURCES: tuple[Callable[[], Iterator[Check]], ...] = (plans, accuracy, coordinator)
+def on_a_gpu() -> Iterator[Check]:
+    page = "docs/results.md"
+    fleets = results("federated_gpu")["mixes"]["R50+S2+D121"]["fleets"]
+    rows = {
+        "eager, in sequence or time-sliced, equal epochs (FedAvg)": ("equal-epochs", "eager"),
+        "CUDA graphs, in sequence or time-sliced, equal epochs": ("equal-epochs", "graphs"),
+        "lanes and graphs at equal shares (33, 50, 100 %), equal epochs": ("equal-epochs", "lanes"),
+        "eager, equal steps": ("equal-steps", "eager"),
+        "CUDA graphs, equal steps": ("equal-steps", "graphs"),
+        "lanes and graphs at equal shares, equal steps": ("equal-steps", "lanes"),
+    }
+    best = {
+        words: [each["against_best"][plan][group] for each in fleets.values()] for words, (plan, group) in rows.items()
+    }
+    for words, found in best.items():
+        yield (
+            page,
+            f"| {words} | {{}}, {{}} | {{}}, {{}} |",
+            [each[way] for each in found for way in ("average", "fairness")],
+        )
+    claims = [best[words][0][way] for words in list(rows)[:3] for way in ("fairness", "average")]
+    yield page, "{} to {} times eager; {} to {} times graphs; {} to {} times equal lanes with graphs", claims
+    equal = fleets["equal devices"]
+    lanes = [each for each in equal["baselines"] if (each["group"], each["plan"]) == ("lanes", "equal-epochs")]
+    idle = min(lanes, key=lambda each: each["average"])["idle_part"], equal["ours"]["idle_part"][-1]
+    yield page, "best equal lanes wait {} % of the time, with ours {} %", [100 * part for part in idle]
+
+
+SOURCES: tuple[Callable[[], Iterator[Check]], ...] = (plans, accuracy, coordinator, on_a_gpu)
