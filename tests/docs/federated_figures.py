@@ -36,6 +36,16 @@ def coordinator() -> Iterator[Check]:
     yield PAGE, "takes {} CPU seconds for 1,000 devices", [results("federated_scale")["cpu_s"]]
 
 
+def over_flower() -> Iterator[Check]:
+    medians = {part: results("federated_flower")[part]["median_s"].values() for part in ("overhead", "poll", "start")}
+    ends = {part: [min(values), max(values)] for part, values in medians.items()}
+    yield PAGE, "A cycle costs {} to {} s more than the training", ends["overhead"]
+    yield PAGE, "({} to {} s of waiting)", ends["poll"]
+    yield PAGE, "starts a Python process for each ({} to {} s)", ends["start"]
+    message = [results("federated_flower")[part]["median_s"].values() for part in ("push", "relay")]
+    assert max(push + relay for push, relay in zip(*message, strict=True)) < 0.05
+
+
 def on_a_gpu() -> Iterator[Check]:
     page = "docs/results.md"
     fleets = results("federated_gpu")["mixes"]["R50+S2+D121"]["fleets"]
@@ -64,4 +74,4 @@ def on_a_gpu() -> Iterator[Check]:
     yield page, "best equal lanes wait {} % of the time, with ours {} %", [100 * part for part in idle]
 
 
-SOURCES: tuple[Callable[[], Iterator[Check]], ...] = (plans, accuracy, coordinator, on_a_gpu)
+SOURCES: tuple[Callable[[], Iterator[Check]], ...] = (plans, accuracy, coordinator, over_flower, on_a_gpu)
