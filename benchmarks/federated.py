@@ -1,6 +1,6 @@
 """Three tasks on four heterogeneous devices, real trainings: our plans against (equal share, fixed batch), and alone.
 
-    python benchmarks/federated.py [--seeds 20 21 22] [--save]
+    python benchmarks/federated.py [--seeds 30 31 32] [--save]
 
 Tasks are the digits perceptron and two CNNs of examples/digits.py, with imbalanced data. Devices are emulated by CPU
 seconds times 1, 2, 4 and 8, so that load on the machine hardly matters. For each seed:
@@ -150,7 +150,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[30, 31, 32])
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     results: dict[str, Any] = {"rounds": given.rounds, "seeds": given.seeds}

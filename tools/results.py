@@ -21,8 +21,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from tests.docs import live_figures, simulated_figures  # noqa: E402
+from tests.docs import federated_figures, live_figures, simulated_figures  # noqa: E402
 from tests.docs.figures import NUMBER, Check, agrees  # noqa: E402
+
+SOURCES = (*simulated_figures.SOURCES, *live_figures.SOURCES, *federated_figures.SOURCES)
 
 
 class Benchmark(NamedTuple):
@@ -76,6 +78,10 @@ KINDS: dict[str, tuple[Benchmark, ...]] = {
         Benchmark("live_policies.py", "live_policies", 10),
         Benchmark("halving.py", "halving", 5),
         Benchmark("start_up.py", "start_up_cpu", 3),
+        Benchmark("federated.py --save", "federated", 5),
+        Benchmark("federated_transports.py --save", "federated_transports", 15),
+        Benchmark("federated_flower.py --save", "federated_flower", 8),
+        Benchmark("federated_scale.py --save", "federated_scale", 1),
     ),
     "h200": (
         Benchmark("gpu_runtime.py --at-once 5", "gpu_runtime", 5),
@@ -86,6 +92,7 @@ KINDS: dict[str, tuple[Benchmark, ...]] = {
         Benchmark("gpu_memory.py --cases eight,two --reference", "gpu_memory", 6),
         Benchmark("gpu_warm.py", "gpu_warm", 4),
         Benchmark("gpu_colocation.py", "gpu_colocation", 30),
+        Benchmark("federated_gpu.py", "federated_gpu", 4),
         Benchmark("runtime_overhead.py --device cuda --births 2 --rounds 4", "runtime_overhead_gpu", 6),
     ),
 }
@@ -147,7 +154,7 @@ def measure(benchmark: Benchmark, data: str) -> bool:
 def update_pages(*, write: bool) -> int:
     """Write the figures of all result files into the pages; 1 if one differs and nothing is written."""
     changed = 0
-    for check in (each for source in (*simulated_figures.SOURCES, *live_figures.SOURCES) for each in source()):
+    for check in (each for source in SOURCES for each in source()):
         page = ROOT / check[0].partition("#")[0]
         text = page.read_text(encoding="utf-8")
         if (replaced := with_figures(text, check)) != text:

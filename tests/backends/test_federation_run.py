@@ -42,6 +42,7 @@ _STALLED_S = 120.0  # after which a federation counts as stalled
 ENTRIES = """
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 import torch
 from torch import nn
@@ -102,6 +103,13 @@ def hangs_in_a_step(flag):
                 threading.Event().wait()
         return cross_entropy(model(batch[0]), batch[1])
     return make(loss=loss)
+
+def exits(where):
+    if where == "load":
+        os._exit(9)
+    if where == "hang":
+        threading.Event().wait()
+    return replace(make(), evaluate=lambda model: os._exit(9))
 
 def no_entry():
     raise RuntimeError("missing data")
@@ -384,6 +392,22 @@ def test_a_task_without_data_on_a_device_is_not_ordered_there(tmp_path: Path, ru
 def test_an_entry_that_raises_is_bad_input(tmp_path: Path, run: Runs) -> None:
     with pytest.raises(InputError, match="missing data"):
         run(federation(tmp_path, [{"name": "a", "entry": "entries.py:no_entry"}]), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ("load", "exited while it loaded its tasks"),
+        ("hang", "did not load its tasks within 3 s"),
+        ("evaluate", "the process that evaluates exited"),
+    ],
+)
+def test_a_server_that_exits_or_hangs_is_reported_with_its_log(
+    tmp_path: Path, run: Runs, where: str, problem: str
+) -> None:
+    tasks = [{"name": "a", "entry": "entries.py:exits", "args": {"where": where}}]
+    with pytest.raises(InputError, match=problem):
+        run(federation(tmp_path, tasks, load_s=3.0), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

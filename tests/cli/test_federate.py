@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from carpool.backends.flower.processes import free_port
 from carpool.cli.main import run
 
 ENTRY = """
@@ -102,6 +103,13 @@ def test_over_flower_the_weights_are_those_of_the_embedded_run(
         assert result["outcomes"] == {"accepted": 1}
         digests.append(result["tasks"][0]["digest"])
     assert digests[0] == digests[1]
+
+
+def test_a_superlink_that_does_not_answer_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("flwr")
+    words = ["--superlink", f"127.0.0.1:{free_port()}", "--insecure"]
+    assert run(["federate", str(written(tmp_path)), "--out", str(tmp_path / "out"), *words]) == 2
+    assert "--root-certificates" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

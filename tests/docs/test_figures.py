@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.docs import live_figures, simulated_figures
+from tests.docs import federated_figures, live_figures, simulated_figures
 from tests.docs.figures import RESULTS, ROOT, Check, problems, text_of
 
-SOURCES = (*simulated_figures.SOURCES, *live_figures.SOURCES)
+SOURCES = (*simulated_figures.SOURCES, *live_figures.SOURCES, *federated_figures.SOURCES)
 FILES = sorted(path for path in RESULTS.glob("*.json") if not path.name.endswith(".stamps.json"))
 
 

@@ -95,7 +95,7 @@ class HostedProcess:
         self.channel.close()  # the process exits
 
 
-class LoadTimeout(CarpoolError):
+class LoadTimeout(InputError):
     """A process did not load its tasks in time."""
 
 
@@ -121,7 +121,10 @@ async def start_process(
             while isinstance(received.message, Alive):
                 received = await process.channel.receive()
     except Closed:
-        raise CarpoolError(f"the process of {host.name} exited while it loaded its tasks") from None
+        process.close()
+        raise InputError(
+            f"the process of {host.name} exited while it loaded its tasks", way_out=f"See {folder}/*.log."
+        ) from None
     except TimeoutError:
         process.close()
         forks.kill(pid)

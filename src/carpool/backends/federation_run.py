@@ -19,7 +19,7 @@ from carpool.backends.federation_devices import (
     start_process,
 )
 from carpool.backends.federation_store import FederationStore
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import InputError
 from carpool.core.typed_fields import InvalidField, decode_value, shown
 from carpool.federated.aggregation import ServerModel, next_model
 from carpool.federated.coordinator import Coordinator
@@ -120,7 +120,8 @@ class FederationRun:
         server: HostedProcess | None = None
         try:
             host = HostTasks(_SERVER, self._file.hosted_tasks())
-            server, said, weights = await start_process(forks, host, self._store.folder)
+            load_s = self._file.federation.load_s
+            server, said, weights = await start_process(forks, host, self._store.folder, load_s)
             self._server = server
             server.listen(self._devices.events)
             ready = await self._devices.start()
@@ -231,7 +232,8 @@ class FederationRun:
             case DeviceJoined():
                 return self._now(), [event]
             case Lost(reason) if name in (_SERVER, NO_DEVICE):
-                raise CarpoolError("the process that evaluates exited" if name else reason)
+                why = "the process that evaluates exited" if name else reason
+                raise InputError(why, way_out=f"See {self._store.folder}/*.log.")
             case Lost(reason, back):
                 return self._now(), [DeviceLost(DeviceName(name), reason), *([back] if back else [])]
         try:

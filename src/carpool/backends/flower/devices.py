@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from carpool.backends.federation_devices import NO_DEVICE, Event, Lost, joined, send
 from carpool.backends.flower.socket_file import listen
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import CarpoolError, InputError
 from carpool.federated.federation import DeviceName
 from carpool.federated.federation_file import FederationFile
 from carpool.federated.messages import DeviceJoined, StartWork
@@ -69,8 +69,8 @@ class FlowerDevices:
         try:
             connection, _ = await asyncio.wait_for(loop.sock_accept(self._listener), self._wait_s)
         except TimeoutError:
-            raise CarpoolError(
-                f"Flower started no ServerApp within {self._wait_s:g} s; see superlink.log, or `flwr log`"
+            raise InputError(
+                f"Flower started no ServerApp within {self._wait_s:g} s", way_out="See superlink.log, or `flwr log`."
             ) from None
         self._channel = AsyncChannel(connection)
         self._tasks.append(asyncio.create_task(self._listen(self._channel)))
@@ -90,7 +90,7 @@ class FlowerDevices:
             elif isinstance(event, Lost):
                 ready.pop(name, None)
                 if name == NO_DEVICE:
-                    raise CarpoolError(event.reason)
+                    raise InputError(event.reason)
         return [ready[device.name] for device in self._file.devices if device.name in ready]
 
     def run(self, order: StartWork, weights: Sequence[bytes]) -> None:

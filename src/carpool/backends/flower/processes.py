@@ -17,11 +17,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from carpool.backends.flower.relay_app import write_app
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import InputError
 
 _START_S = 120.0
 _STOP_S = 10.0
 _CONNECTION = "carpool"
+_CHECK = "Check that it runs, its address, and --root-certificates (or --insecure)."
 _LAUNCH = """import os, sys
 from carpool.runtime.compat.process_lifetime import exit_with_parent
 exit_with_parent(int(sys.argv[1]))
@@ -94,7 +95,7 @@ class FlowerProcesses:
         ends = asyncio.get_running_loop().time() + _START_S
         while not _is_open(port):
             if child.poll() is not None or asyncio.get_running_loop().time() > ends:
-                raise CarpoolError(f"the SuperLink did not start; see {self.folder / 'superlink.log'}")
+                raise InputError("the SuperLink did not start", way_out=f"See {self.folder / 'superlink.log'}.")
             await asyncio.sleep(0.1)
         return f"127.0.0.1:{port}"
 
@@ -123,9 +124,11 @@ class FlowerProcesses:
         except (TimeoutError, ValueError):
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
-            raise CarpoolError(f"`flwr run` did not answer for the SuperLink {superlink}") from None
+            raise InputError(f"`flwr run` did not answer for the SuperLink {superlink}", way_out=_CHECK) from None
         if not answer.get("success"):
-            raise CarpoolError(f"the SuperLink {superlink} took no run: {answer.get('error-message', '').strip()}")
+            lines = [line.strip() for line in str(answer.get("error-message", "")).splitlines()]
+            why = " ".join(line for line in lines if line and not line.startswith("Using SuperLink"))
+            raise InputError(f"the SuperLink {superlink} took no run: {why}", way_out=_CHECK)
         return str(answer["run-id"])
 
     def _start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -160,7 +160,8 @@ async def _be_device(file: FederationFile, name: str, folder: Path, over: _Trans
     from carpool.backends.federation_run import fork_server
     from carpool.backends.flower.run import serve_device
 
-    print_note(f"device {name} of the SuperLink {over.superlink}; Ctrl-C ends it")
+    log = folder / f"supernode-{name}.log"
+    print_note(f"device {name} of the SuperLink {over.superlink}; Flower's log is {log}; Ctrl-C ends it")
     async with fork_server() as forks:
         await serve_device(file, name, forks, folder, over.superlink, over.security)
     return 0
