@@ -1,14 +1,15 @@
 """Compares a job across two machines with hand-written DistributedDataParallel on the same link.
 
-    python benchmarks/span_ddp.py [--steps 60] [--repeats 3] [--width 512] [--rate 1gbit] [--realtime] [--exact] [--idle 0.8]
+    python benchmarks/span_ddp.py [--steps 60] [--repeats 3] [--width 512] [--rate 1gbit] [--realtime] [--exact]
+        [--idle 0.8]
 
 Needs root: two network namespaces, joined by a veth pair (limited by `tc tbf` with --rate), stand for two machines of
 one core each. Carpool runs an agent in each and the job with `max_nodes = 2` in default mode; DDP runs one process in
 each with gloo. Both train the same multilayer perceptron with the same batch and one thread, by turns. The step time is
 the median from step 10 on. With --realtime the training processes of both have real-time priority: other load on the
-machine then disturbs neither. --exact measures carpool's exact mode. --idle lets each run start only when so much of all
-cores was idle for two seconds: on a busy machine the two are slowed down unequally. Exits with 1 if carpool's is more
-than 1.15 times DDP's.
+machine then disturbs neither. --exact measures carpool's exact mode. --idle lets each run start only when so much of
+all cores was idle for two seconds: on a busy machine the two are slowed down unequally. Exits with 1 if carpool's is
+more than 1.15 times DDP's.
 """
 
 from __future__ import annotations
