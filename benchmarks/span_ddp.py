@@ -1,13 +1,15 @@
 """Compares a job across two machines with hand-written DistributedDataParallel on the same link.
 
     python benchmarks/span_ddp.py [--steps 60] [--repeats 3] [--width 512] [--rate 1gbit] [--realtime] [--exact]
+        [--idle 0.8]
 
 Needs root: two network namespaces, joined by a veth pair (limited by `tc tbf` with --rate), stand for two machines of
 one core each. Carpool runs an agent in each and the job with `max_nodes = 2` in default mode; DDP runs one process in
 each with gloo. Both train the same multilayer perceptron with the same batch and one thread, by turns. The step time is
 the median from step 10 on. With --realtime the training processes of both have real-time priority: other load on the
-machine then disturbs neither. --exact measures carpool's exact mode. Exits with 1 if carpool's is more than 1.15 times
-DDP's.
+machine then disturbs neither. --exact measures carpool's exact mode. --idle lets each run start only when so much of
+all cores was idle for two seconds: on a busy machine the two are slowed down unequally. Exits with 1 if carpool's is
+more than 1.15 times DDP's.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +154,21 @@ def step_s(log: str) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
+def busy_s() -> float:
+    """CPU time that all cores have spent in processes since the machine started."""
+    words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    return sum(map(int, words[1:4])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_idle(share: float) -> None:
+    """Wait until so much of all cores was idle for a while."""
+    while share:
+        began, before = time.monotonic(), busy_s()
+        time.sleep(2.0)
+        if busy_s() - before <= (1.0 - share) * (time.monotonic() - began) * (os.cpu_count() or 1):
+            return
+
+
 class Contest:
     """Both ways in a folder that holds the training."""
 
@@ -228,6 +246,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rate", default="", help="of the link, for tc tbf; default: no limit")
     parser.add_argument("--realtime", action="store_true", help="real-time priority for both")
+    parser.add_argument("--idle", type=float, default=0.0, help="share of the cores that has to be idle before a run")
     parser.add_argument("--exact", action="store_true", help="carpool's exact mode")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are deleted
@@ -237,8 +256,10 @@ def main() -> int:
         contest = Contest(Path(parent) / "code", options)
         with contest.agents():
             for _ in range(options.repeats):
+                wait_until_idle(options.idle)
                 print("DDP", flush=True)
                 results["ddp_step_s"].append(contest.ddp())
+                wait_until_idle(options.idle)
                 print("carpool", flush=True)
                 results["carpool_step_s"].append(contest.carpool())
                 pairs = zip(results["carpool_step_s"], results["ddp_step_s"], strict=True)

@@ -625,6 +625,29 @@ def test_update_sharding_does_not_change_the_weights(loop: asyncio.AbstractEvent
     loop.run_until_complete(go())
 
 
+def test_an_executor_that_stops_takes_no_more_jobs(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    async def go() -> None:
+        rig = await Rig.open(tmp_path)
+        rig.introduce("running", args={"epochs": 60, "step_s": 0.002})
+        rig.assign("running", 0)
+        await rig.step("running", 2)
+        stopping = asyncio.create_task(rig.link.stop(checkpoint=True))
+        await asyncio.sleep(0)  # it is sent
+        rig.introduce("late", args={"epochs": 1})
+        rig.introduce("program", entry="", command=("true",))
+        rig.assign("late", 1)
+        rig.assign("program", 2)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not isinstance(report := await rig.link.receive(), Gone):
+                rig.reports.append(report)
+        await stopping
+        about = [fact for each in rig.reports if isinstance(each, Facts) for fact in each.facts]
+        assert {getattr(fact, "job", "") for fact in about} == {"running"}, "the scheduler places the others again"
+        rig.assert_nothing_left()
+
+    loop.run_until_complete(go())
+
+
 def test_a_stopped_executor_can_be_resumed_and_a_killed_one_leaves_no_process(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:

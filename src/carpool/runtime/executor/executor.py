@@ -93,8 +93,11 @@ class Executor:
             training.close()
 
     def add_job(self, job: JobId, program: Program, *, resume: bool) -> None:
-        """Add a job; with ``resume`` it continues from its folder. Repeating it has no effect."""
-        if job in self.jobs:
+        """Add a job; with ``resume`` it continues from its folder. Repeating it has no effect.
+
+        An executor that is stopping takes no more jobs: it would fail them, as its fork server exits.
+        """
+        if job in self.jobs or self.is_stopping:
             return
         with self._guard.handling(job):
             try:
@@ -173,6 +176,7 @@ class Executor:
     def apply_orders(self, orders: Sequence[Order]) -> None:
         """Carry out orders; those of one call take effect together."""
         at = self._clock()
+        orders = [order for order in orders if order.job in self.jobs or not self.is_stopping]
         for order in orders:
             with self._guard.handling(order.job):
                 self._apply_order(at, order)
