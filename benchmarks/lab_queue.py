@@ -25,7 +25,7 @@ from carpool.sim.engine import simulate
 from carpool.sim.traces.trace import Arrival
 
 USERS, CLUSTER = 100, "8x4xA100"
-POLICIES = ("carpool", "carpool:wait_share=0.15", "carpool:lengths=unknown", "fifo:bypass=true", "multifactor")
+POLICIES = ("carpool", "carpool:wait_s=0", "carpool:lengths=unknown", "fifo:bypass=true", "multifactor")
 DAY_S = 86_400.0
 # class: jobs a day, median and spread of seconds, devices, jobs submitted at once, deadline as a multiple of the length
 CLASSES: dict[str, tuple[float, float, float, tuple[int, ...], int, float]] = {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.service.config import SETTINGS, SettingType, read_settings, variable
+from carpool.service.config import SETTINGS, SettingType, misspelled_variables, read_settings, variable
 
 
 def written(folder: Path, text: str) -> dict[str, str]:
@@ -92,3 +92,10 @@ def is_positive(text: str) -> bool:
         return 0.0 < float(text) < 1e18
     except ValueError:
         return False
+
+
+def test_variables_that_were_probably_meant_as_settings_are_found() -> None:
+    mine = {"CARPOOL_URL": "CARPOOL_SERVER", "CARPOOL_STATE_DIR": "CARPOOL_STATE", "CARPOOL_DEVICE": "CARPOOL_DEVICES"}
+    others = ["CARPOOL_SERVICE_HOST", "CARPOOL_PORT_7637_TCP", "CARPOOL_JOB", "CARPOOL_FOLDER", "CARPOOL_DATA", "URL"]
+    known = ["CARPOOL_SERVER", "CARPOOL_STATE", "CARPOOL_CONFIG"]
+    assert dict(misspelled_variables(dict.fromkeys([*mine, *others, *known], "x"))) == mine

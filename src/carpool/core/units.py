@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from carpool.core.errors import InputError
 
-_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_BYTES = 1 << 53
 _LEAST_CAP = 1 << 20
@@ -22,7 +23,9 @@ def parse_bytes(value: object, where: str) -> int:
         amount = value
     elif isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) and match[2] in _BYTES:
         amount = float(match[1]) * _BYTES[match[2]]
-    if not 0 <= amount <= _MOST_BYTES:
+    if amount > _MOST_BYTES:
+        raise InputError(f"{value!r} is too much", where=where, way_out=f"Write at most {_MOST_BYTES >> 40} TiB.")
+    if not amount >= 0:
         raise InputError(
             f"{value!r} is not an amount of memory", where=where, way_out="Write bytes, or for example 16GiB."
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from carpool.core.errors import InputError, UnknownName, cause
 FILE = "carpool/config.toml"  # under $XDG_CONFIG_HOME
 SOCKET = "api.sock"  # in the state directory
 PORT = 7637
+_SERVER_NAMES = frozenset({"url", "address", "endpoint", "daemon", "api"})  # that others give to such a setting
 
 
 class SettingType(Enum):
@@ -136,6 +138,17 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any] | Non
         if value is not None:
             values[name], origins[name] = checked(SETTINGS[name], value, origin), origin
     return Settings(values, origins, home, users)
+
+
+def misspelled_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables that are no settings, with the variable that is probably meant, such as CARPOOL_SERVER for _URL."""
+    found = []
+    for name in sorted(environment):
+        setting = name.removeprefix(variable("")).lower()
+        if name.startswith(variable("")) and setting not in SETTINGS:
+            near = ["server"] if setting in _SERVER_NAMES else get_close_matches(setting, SETTINGS, n=1, cutoff=0.7)
+            found += [(name, variable(each)) for each in near]
+    return found
 
 
 def config_file(environment: Mapping[str, str]) -> Path:

@@ -49,8 +49,47 @@ def test_get_of_a_job_without_files_says_that_it_waits(
     run(["submit", "-d", job_file(served, "a")])
     capsys.readouterr()
     said = stderr_of(capsys, "get", "a")
-    assert "no checkpoint yet" in said
+    assert "has no files yet" in said
     assert "carpool why a" in said
+
+
+def test_get_why_and_explain_take_the_address_of_a_daemon(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(["submit", "-d", job_file(served, "a")])
+    write_log(served, "a", "one\n")
+    state, server = served.rig.backend.read_model.state, f"unix:{served.socket}"
+    monkeypatch.setenv("CARPOOL_STATE", str(tmp_path / "another"))
+    monkeypatch.delenv("CARPOOL_SERVER")
+    (state / "api.sock").symlink_to(served.socket)
+    capsys.readouterr()
+    assert stdout_of(capsys, "why", "a", "--server", server).startswith("now: a ")
+    assert "was submitted" in stdout_of(capsys, "explain", "a", "--server", server)
+    assert stdout_of(capsys, "get", "a", "--out", "copy", "--server", f"unix:{state}/api.sock") == "copy/log\n"
+    for verb in ("why", "explain", "get"):
+        said = stderr_of(capsys, verb, "aa", "--server", server)
+        assert "Did you mean a?" in said, said
+
+
+def test_files_of_a_daemon_on_another_machine_are_not_looked_for_here(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run(["submit", "-d", job_file(served, "a")])
+    monkeypatch.setenv("CARPOOL_TOKEN", served.tokens["root"])
+    monkeypatch.setenv("CARPOOL_STATE", str(tmp_path / "another"))
+    capsys.readouterr()
+    assert f"machine of the daemon, {served.url}" in stderr_of(capsys, "get", "a", "--server", served.url)
+
+
+def test_a_misspelled_variable_of_the_environment_is_named(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARPOOL_URL", served.url)
+    assert run(["ps"]) == 0
+    said = capsys.readouterr().err
+    assert "CARPOOL_URL" in said
+    assert "CARPOOL_SERVER" in said
 
 
 def test_get_tries_again_when_a_running_job_replaces_its_checkpoints(

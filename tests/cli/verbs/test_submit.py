@@ -75,3 +75,13 @@ def test_no_daemon_at_a_given_server(
     error = stderr_of(capsys, "ps")
     assert f"unix:{tmp_path}/none: No such file or directory" in error
     assert "carpool serve" in error
+
+
+def test_no_daemon_is_started_where_an_address_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARPOOL_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("CARPOOL_URL", "http://carpool.lab:7637")
+    (tmp_path / "jobs.toml").write_text('[[job]]\nname = "a"\ncommand = ["true"]\n', encoding="utf-8")
+    assert "CARPOOL_SERVER" in stderr_of(capsys, "submit", str(tmp_path / "jobs.toml"))
+    assert not (tmp_path / "state").exists()

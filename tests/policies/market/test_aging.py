@@ -105,7 +105,7 @@ def test_every_preemption_after_the_first_doubles_what_the_next_has_to_save() ->
 @given(st.sampled_from([0.1, 1.0, 10.0]), st.floats(5.0, 60.0), st.integers(1, 64))
 def test_the_number_of_preemptions_follows_the_cost_of_a_move(move_s: float, length_s: float, weight: int) -> None:
     """Factor 2^n on a move's cost exceeds the gain of any of the short jobs after a logarithmic number of times."""
-    long = Arrival(0.0, JobSpec(JobId("long"), 1, 20_000.0))
+    long = Arrival(0.0, JobSpec(JobId("long"), 1, 10_000.0))
     spec = JobSpec(JobId(""), 1, length_s, weight=float(weight))
     short = [Arrival(50.0 + 100.0 * place, replace(spec, id=JobId(f"s{place}"))) for place in range(120)]
     run = drive(Carpool(move_s=move_s, patience_s=1e9), Cluster.build([(1, 1, "V100")]), [long, *short])
@@ -123,22 +123,54 @@ def test_notes_of_before_preemptions_were_counted_are_read() -> None:
     assert WaitingClocks.of({"waiting": note[:4]}, scheduler.snapshot()).stops == {}
 
 
-def test_waiting_beyond_a_part_of_the_run_time_is_overdue() -> None:
-    scheduler = submitted("a", "b")
-    job, hour = scheduler.jobs[JobId("b")], 3600.0
-    for waited_s, credit in ((6.0 * hour, 0.0), (7.5 * hour, 1.0), (17.0 * hour, 20.0)):
-        scheduler.handle(waited_s, [])
-        assert overdue(scheduler.snapshot(), [job], lengths_of([20.0 * hour]), 0.25).tolist() == [credit]
-    assert overdue(scheduler.snapshot(), [job], lengths_of([20.0 * hour]), 0.0).tolist() == [0.0]
+def test_the_job_that_waited_longest_is_overdue() -> None:
+    scheduler = submitted("a", "b", "c")
+    jobs, hour = list(scheduler.jobs.values()), 3600.0
+    short, long = lengths_of([hour] * 3), lengths_of([hour, 8.0 * hour, 8.0 * hour])
+    for at, lengths, wait_s, is_overdue in (
+        (1.9 * hour, short, hour, False),  # the two that wait need 2 hours
+        (2.1 * hour, short, hour, True),
+        (2.1 * hour, short, 0.0, False),
+        (2.1 * hour, short, 3.0 * hour, False),
+        (15.9 * hour, long, hour, False),
+        (16.1 * hour, long, hour, True),
+    ):
+        scheduler = submitted("a", "b", "c")
+        scheduler.handle(at, [])
+        found = overdue(scheduler.snapshot(), jobs, lengths, wait_s).tolist()
+        assert [credit > 0.0 for credit in found] == [False, is_overdue, False], (at, wait_s)
 
 
-def test_wait_share_starts_a_long_job_earlier_in_a_stream_of_short_ones() -> None:
-    long = Arrival(1.0, JobSpec(JobId("long"), 1, 200_000.0))
+def test_as_many_jobs_are_overdue_as_fit_into_a_tenth_of_the_devices() -> None:
+    scheduler = Scheduler(Cluster.build([(1, 40, "cpu")]), Fifo())
+    widths = (40, 2, 1, 2, 1)  # the first one runs and holds all devices
+    scheduler.handle(0.0, [JobSubmitted(JobSpec(JobId(str(i)), width, 9.0)) for i, width in enumerate(widths)])
+    scheduler.handle(7200.0, [])
+    jobs = list(scheduler.jobs.values())
+    found = overdue(scheduler.snapshot(), jobs, lengths_of([9.0] * 5), 3600.0).tolist()
+    assert [credit > 0.0 for credit in found] == [False, True, True, False, False]
+
+
+def test_jobs_that_could_take_all_or_the_fastest_devices_are_never_overdue() -> None:
+    for cluster, most in (
+        (Cluster.build([(1, 1, "cpu")]), 1),
+        (Cluster.build([(1, 1, "cpu")]), 2),
+        (Cluster.build([(1, 1, "V100"), (1, 1, "K80")]), 1),
+    ):
+        scheduler = Scheduler(cluster, Fifo())
+        scheduler.handle(0.0, [JobSubmitted(JobSpec(JobId(str(i)), 1, 9.0, max_devices=most)) for i in range(3)])
+        scheduler.handle(7200.0, [])
+        found = overdue(scheduler.snapshot(), list(scheduler.jobs.values()), lengths_of([9.0] * 3), 3600.0)
+        assert found.any() == (most == 1 and len(cluster.kinds) == 1)
+
+
+def test_an_overdue_long_job_starts_earlier_in_a_stream_of_short_ones() -> None:
+    long = Arrival(1.0, JobSpec(JobId("long"), 1, 10_000.0))
     short = [Arrival(490.0 * place, JobSpec(JobId(f"s{place}"), 1, 500.0, weight=64.0)) for place in range(80)]
     starts = []
-    for share in (0.0, 0.01):
+    for wait_s in (0.0, 1800.0):
         arrivals = [short[0], long, *short[1:]]
-        run = drive(Carpool(wait_share=share), Cluster.build([(1, 1, "V100")]), arrivals)
+        run = drive(Carpool(wait_s=wait_s), Cluster.build([(1, 1, "V100")]), arrivals)
         plans = [record for record in run.records if record.planned is not None]
         starts.append(
             next(

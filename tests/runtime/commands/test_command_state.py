@@ -280,10 +280,10 @@ def test_a_killed_session_is_restarted_until_it_makes_no_progress() -> None:
 
 
 def test_a_command_that_was_killed_for_memory_fails_with_that_reason() -> None:
-    _, fact = launched().exited(2.0, -9, "out of memory: the machine has no RAM left")
+    _, fact = launched().exited(2.0, -9, "out of memory: the machine has no RAM left", "step 3")
     assert isinstance(fact, Emit)
     assert isinstance(fact.fact, JobFailed)
-    assert "out of memory" in fact.fact.error
+    assert fact.fact.error.endswith("printed: step 3 (carpool logs legacy): out of memory: the machine has no RAM left")
 
 
 def test_a_session_that_fails_by_itself_is_not_restarted() -> None:

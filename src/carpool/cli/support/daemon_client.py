@@ -28,7 +28,16 @@ def connect(server: str) -> Client:
     """Open a client of the daemon."""
     from carpool.service.client import Client
 
+    warn_of_misspelled_variables()
     return Client(server)
+
+
+def warn_of_misspelled_variables() -> None:
+    """Name variables of the environment that were probably meant as settings: a command ignores them."""
+    from carpool.service.config import misspelled_variables
+
+    for name, meant in misspelled_variables(os.environ):
+        print_note(f"{name} is not a setting and is ignored; did you mean {meant}? All: carpool config show")
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -106,20 +115,25 @@ def _apply_to_name(client: Client, name: str, request: Callable[[Client, str], J
 Reply = TypeVar("Reply")
 
 
-def from_daemon(job: str, request: Callable[[Client, str], Reply]) -> Reply | None:
-    """Reply of this machine's daemon about a job; None if no daemon answers or it does not know the job."""
+def from_daemon(job: str, request: Callable[[Client, str], Reply], server: str = "") -> Reply | None:
+    """Reply of the daemon about a job; without `server` None if no daemon answers or it does not know the job."""
+    from carpool.core.errors import InputError
     from carpool.service.client import Client, RequestDenied, Unreachable
     from carpool.service.config import read_settings
 
+    warn_of_misspelled_variables()
     settings = read_settings(os.environ)
-    if not settings["server"] and not settings.socket.is_socket():
+    if not server and not settings["server"] and not settings.socket.is_socket():
         return None
-    try:
-        with Client(timeout_s=10.0) as client:
+    with Client(server, timeout_s=10.0) as client:
+        try:
             return request(client, job)
-    except Unreachable:
-        return None
-    except RequestDenied as denied:
-        if denied.status == 404:
-            return None
-        raise
+        except Unreachable:
+            if server:
+                raise
+        except RequestDenied as denied:
+            if denied.status != 404:
+                raise
+            if server:
+                raise InputError(f"{denied}{name_suggestions(client, job)}") from None
+    return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from carpool.cli.support.daemon_client import from_daemon, server_option
 from carpool.cli.support.options import json_option, print_json
 from carpool.core.errors import InputError, JournalError, cause
 
@@ -44,14 +45,15 @@ Examples:
 @click.argument("job")
 @journal_option
 @run_option
+@server_option
 @json_option
-def explain(job: str, journal: str, run: str, as_json: bool) -> None:
+def explain(job: str, journal: str, run: str, server: str, as_json: bool) -> None:
     """Show the history of JOB: its submission, every decision with the reason, measurements and its end."""
-    _check_one_source(journal, run)
+    _check_one_source(journal, run, server)
     if journal:
         history = _history_from_journal(Path(journal), job)
     else:
-        history = (None if run else _history_from_daemon(job)) or _history_from_run(job, run)
+        history = (None if run else _history_from_daemon(job, server)) or _history_from_run(job, run)
     if not history:
         raise _unknown_job(job, journal or run)
     if as_json:
@@ -61,9 +63,10 @@ def explain(job: str, journal: str, run: str, as_json: bool) -> None:
         click.echo(f"{at:>14.3f} s  {event}")
 
 
-def _check_one_source(journal: str, run: str) -> None:
-    if journal and run:
-        raise InputError("--journal and --run cannot be combined", way_out="Give one of them.")
+def _check_one_source(journal: str, run: str, server: str) -> None:
+    given = [name for name, value in (("--journal", journal), ("--run", run), ("--server", server)) if value]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} cannot be combined", way_out="Give one of them.")
 
 
 def _unknown_job(job: str, where: str) -> InputError:
@@ -95,11 +98,9 @@ def _history_from_journal(path: Path, job: str) -> History:
         return list(job_history(records, JobId(job), header.cluster))
 
 
-def _history_from_daemon(job: str) -> History | None:
+def _history_from_daemon(job: str, server: str) -> History | None:
     """History in seconds since submission; None if no daemon knows the job."""
-    from carpool.cli.support.daemon_client import from_daemon
-
-    events = from_daemon(job, lambda client, name: client.story(name))
+    events = from_daemon(job, lambda client, name: client.story(name), server)
     return [(event["at"] - events[0]["at"], event["words"]) for event in events] if events else None
 
 
@@ -174,18 +175,17 @@ class Reason:
     help="Seconds since the start. [default: now if a daemon knows the job, else just before its end]",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Add the policy's figures, such as the prices of devices.")
+@server_option
 @json_option
-def why(job: str, journal: str, run: str, at: float | None, verbose: bool, as_json: bool) -> None:
+def why(job: str, journal: str, run: str, at: float | None, verbose: bool, server: str, as_json: bool) -> None:
     """Show why JOB waits, or why it has its devices, since when, and what would change it.
 
     Without --journal, --run and --at the daemon answers for the present. Otherwise the policy is evaluated on the
     recorded state at that instant. For a journal of `simulate`, job lengths and rates are those declared in the trace.
     """
-    _check_one_source(journal, run)
+    _check_one_source(journal, run, server)
     if not journal and not run and at is None:
-        from carpool.cli.support.daemon_client import from_daemon
-
-        now = from_daemon(job, lambda client, name: client.why(name, verbose=verbose))
+        now = from_daemon(job, lambda client, name: client.why(name, verbose=verbose), server)
         if now is not None:
             if as_json:
                 print_json({"job": job, "why": now})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.support.daemon_client import connect, job_argument, name_suggestions, server_option
+from carpool.cli.support.daemon_client import connect, from_daemon, job_argument, name_suggestions, server_option
 from carpool.cli.support.options import json_option, print_json, print_note
 from carpool.cli.verbs.explain import run_option
 from carpool.core.errors import InputError
@@ -123,8 +123,9 @@ PLAIN_FILES = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # copied 
 @click.argument("job")
 @run_option
 @click.option("--out", default="", metavar="DIR", help="Target directory. [default: named after the job]")
+@server_option
 @json_option
-def get(job: str, run: str, out: str, as_json: bool) -> None:
+def get(job: str, run: str, out: str, server: str, as_json: bool) -> None:
     """Copy the weights of JOB, its metrics, outcome, history and log.
 
     Weights are state dicts for torch.load: final.pt (latest.pt while the job is unfinished), and best.pt if the
@@ -133,7 +134,7 @@ def get(job: str, run: str, out: str, as_json: bool) -> None:
     from carpool.cli.support.run_lookup import run_with
     from carpool.core.errors import cause
 
-    folder = (None if run else _folder_from_daemon(job)) or run_with(job, run).job(job)
+    folder = (None if run else _folder_from_daemon(job, server)) or run_with(job, run).job(job)
     target = Path(out or job)
     if not _checkpoints(folder) and not any((folder / name).is_file() for name in PLAIN_FILES):
         raise InputError(
@@ -203,32 +204,34 @@ def _export(folder: Path, target: Path) -> list[str]:
     )
 
 
-def _folder_from_daemon(job: str) -> Path | None:
-    """Directory of a job of this machine's daemon; None if no daemon knows the job.
+def _folder_from_daemon(job: str, server: str) -> Path | None:
+    """Directory of a job of a daemon of this machine; None if no daemon knows the job.
 
-    InputError where the job has none yet.
+    InputError where the job has none yet, or has it on another machine.
     """
-    from carpool.cli.support.daemon_client import from_daemon
     from carpool.core.model import Phase
     from carpool.runtime.executor.job_folder import JobFolder
     from carpool.service.config import read_settings
 
-    known = from_daemon(job, lambda client, name: client.job(name))
+    known = from_daemon(job, lambda client, name: client.job(name), server)
     if known is None:
         return None
     settings = read_settings(os.environ)
-    folder = JobFolder(settings.state, job).path
-    if not folder.is_dir():
-        if settings["server"] and not settings["server"].startswith("unix:"):
-            return None  # of another machine
-        if Phase(known["phase"]).is_over:
-            raise InputError(f"job {job!r} is {known['phase']}, and its folder is gone", where=str(folder))
+    address = server or settings["server"]
+    socket = address.removeprefix("unix:")
+    states = [settings.state] if socket == address else [Path(socket).parent, settings.state]
+    for folder in [JobFolder(state, job).path for state in states]:
+        if folder.is_dir():
+            return folder
+    if address and socket == address:
         raise InputError(
-            f"job {job!r} is {known['phase']} and has no checkpoint yet",
-            where=str(folder),
-            way_out=f"Wait until it has run for a while. Why it waits: carpool why {job}",
+            f"the files of job {job!r} are on the machine of the daemon, {address}",
+            way_out="Run carpool get there, or set CARPOOL_STATE to its state directory if it is mounted here.",
         )
-    return folder
+    phase = Phase(known["phase"])
+    if phase.is_over:
+        raise InputError(f"job {job!r} is {phase}, and its folder is gone", where=str(states[0]))
+    raise InputError(f"job {job!r} is {phase} and has no files yet", way_out=f"Why: carpool why {job}")
 
 
 def _checkpoints(folder: Path) -> dict[str, Path]:

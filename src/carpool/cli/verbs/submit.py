@@ -99,9 +99,10 @@ def submit(
 
 def _submit(client: Client, jobs: Path | Mapping[str, Any], key: str, server: str, sweep: tuple[str, ...]) -> list[str]:
     """Submit, starting a daemon if no server is set and none answers on this machine."""
+    from carpool.core.errors import InputError
     from carpool.jobs.sweep import add_sweep, parse_sweep_options
     from carpool.service.client import Unreachable, submission_body
-    from carpool.service.config import read_settings
+    from carpool.service.config import misspelled_variables, read_settings, variable
 
     settings, params = read_settings(os.environ), parse_sweep_options(sweep)
     folder = jobs.parent if isinstance(jobs, Path) else Path.cwd()
@@ -111,6 +112,11 @@ def _submit(client: Client, jobs: Path | Mapping[str, Any], key: str, server: st
     except Unreachable:
         if server or settings["server"]:
             raise
+    for name, meant in misspelled_variables(os.environ):
+        if meant == variable("server"):
+            raise InputError(
+                f"{name} is not a setting", way_out=f"Set {meant} to the daemon's address, or unset {name}."
+            )
     from carpool.jobs.job_file import parse_jobs, read_jobs
 
     # Start no daemon for invalid jobs.

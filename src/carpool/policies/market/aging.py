@@ -9,6 +9,9 @@ that still wait would overtake it one after another.
 From the second preemption on, each doubles what the next one has to save, which begins with the cost of a move: a job
 is preempted about as often as the logarithm of what the other jobs are worth over that cost, and not once by each of
 the jobs that overtake it. Where moves are cheap it may be preempted often, where they are expensive only a few times.
+
+The job that has waited longest counts as much as far shorter ones (`overdue`). Without that, jobs of hours would
+preempt jobs of days one after another.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ _MOST_CREDIT = 30.0  # doublings of a weight
 _LEAST = 0.05  # least credit that is stored
 _FREE_STOPS, _MOST_STOPS = 1, 60  # preemptions that do not count yet, such as the end of a trial, and all that do
 _FREE = 1.0  # credit up to which a weight does not grow
-_GRACE_S, _OVERDUE_S = 7_200.0, 1_800.0  # waiting that is never overdue, and overdue waiting for a unit of credit
+_OVERDUE, _OVERDUE_PART = 6.0, 0.1  # credit of overdue jobs, and the part of the devices that they may have together
 
 
 def classes_of(lengths: Floats) -> Classes:
@@ -145,14 +148,31 @@ def aged(weights: Floats, credit: Floats) -> Floats:
     return np.asarray(weights * 2.0 ** np.clip(credit - _FREE, 0.0, _MOST_CREDIT))
 
 
-def overdue(view: Snapshot, jobs: Sequence[Job], lengths: Floats, share: float) -> Floats:
-    """[job]: further credit for all its waiting beyond `share` of its run time and two hours; 0: none.
+def overdue(view: Snapshot, jobs: Sequence[Job], lengths: Floats, wait_s: float) -> Floats:
+    """[job]: further credit of the jobs that waited longest, one or as many as fit into a tenth of the devices.
 
-    Waiting after a preemption counts too; run times are with the requested number of devices.
+    Only waiting beyond `wait_s` counts (0: none), and beyond the time that the devices need for all waiting jobs: in an
+    overloaded cluster each device-second for a long job delays many short ones. Waiting after a preemption counts too.
+    A job keeps this credit while it runs, until another one has waited longer. Elastic jobs get none, since they would
+    take all devices; nor does any job with several device types, since it would take the fastest, or while the length
+    of a waiting job is unknown.
     """
-    if not share:
-        return np.zeros(len(jobs))
-    widths = np.array([job.spec.devices for job in jobs])
-    held_s = np.array([view.attained_s(job) for job in jobs]) / widths
-    waited_s = view.at - np.array([job.submitted_at for job in jobs]) - held_s
-    return np.asarray(np.maximum(0.0, waited_s - share * (lengths / widths + held_s) - _GRACE_S) / _OVERDUE_S)
+    found = np.zeros(len(jobs))
+    ages = view.at - np.array([job.submitted_at for job in jobs])
+    if not wait_s or ages.max() <= wait_s or len(view.cluster.kinds) > 1:
+        return found
+    supply = view.cluster.num_devices
+    waits = np.array([job.desired is None for job in jobs])
+    if not all(view.estimates.knows_length(jobs[row]) for row in np.flatnonzero(waits).tolist()):
+        return found
+    grace_s = max(wait_s, float(lengths[waits].sum()) / supply)
+    old = [row for row in np.flatnonzero(ages > grace_s).tolist() if jobs[row].spec.narrowest == jobs[row].spec.widest]
+    waited_s = {row: ages[row] - view.attained_s(jobs[row]) / jobs[row].spec.devices for row in old}
+    room = _OVERDUE_PART * supply
+    for row in sorted(old, key=lambda row: (-waited_s[row], jobs[row].seq)):
+        width = jobs[row].spec.devices
+        if waited_s[row] <= grace_s or (found.any() and width > room):
+            break
+        found[row] = _OVERDUE
+        room -= width
+    return found

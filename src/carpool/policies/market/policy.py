@@ -73,7 +73,7 @@ class Carpool(Policy):
     move_s: float = 0.1  # cost of a move the estimator does not know
     horizon_s: float = 1000.0
     patience_s: float = 600.0  # a job that waited this long, or as long as shorter jobs take, counts more and more
-    wait_share: float = 0.0  # a job that waited for more than this part of its run time counts much more; 0: no limit
+    wait_s: float = 7200.0  # after which the job that waited longest counts far more; longer in long queues; 0: never
     interval_s: float = 60.0  # plan again after this, or up to four times as often, while rates are estimates
     _memo: EstimateCache = field(default_factory=EstimateCache, init=False, repr=False, compare=False)
 
@@ -89,11 +89,11 @@ class Carpool(Policy):
                 f"growth is {self.growth}",
                 way_out="Give 2 or more, so that jobs can get more devices than they have tried.",
             )
-        if self.together < 0 or self.trust < 1.0 or self.patience_s <= 0.0 or self.wait_share < 0.0:
+        if self.together < 0 or self.trust < 1.0 or self.patience_s <= 0.0 or self.wait_s < 0.0:
             raise InputError(
-                f"together {self.together}, trust {self.trust}, patience_s {self.patience_s} or wait_share "
-                f"{self.wait_share} is too small",
-                way_out="Such as carpool:together=2:trust=1.1:patience_s=600:wait_share=0.25.",
+                f"together {self.together}, trust {self.trust}, patience_s {self.patience_s} or wait_s "
+                f"{self.wait_s} is too small",
+                way_out="Such as carpool:together=2:trust=1.1:patience_s=600:wait_s=7200.",
             )
 
     def plan(self, view: Snapshot) -> Plan:
@@ -153,7 +153,7 @@ class Carpool(Policy):
         paces = patience_of(lengths, float(menu.supply.sum()), self.patience_s)
         memory.clocks.advance(view.at, paces, min([job.submitted_at for job in jobs]))
         credit = memory.clocks.credit(jobs, lengths, view.at)
-        late = overdue(view, jobs, lengths, self.wait_share)
+        late = overdue(view, jobs, lengths, self.wait_s if self.lengths == "known" else 0.0)
         weights = aged(np.array([job.spec.weight for job in jobs]), credit + late)
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":

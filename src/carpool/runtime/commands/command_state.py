@@ -205,7 +205,7 @@ class CommandState:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if phase in {CommandPhase.PARKED, CommandPhase.RESTORING}:
             how += " while it was parked"
-        how += f", {cause}" if cause else ""
+        because = f": {cause}" if cause else ""
         is_terminating = phase is CommandPhase.TERMINATING
         if self._failure:
             self._end(self._failure)
@@ -219,9 +219,9 @@ class CommandState:
             self._actions.append(Note(note))
         elif not is_terminating and not self._may_restart(code):
             said = f" after it printed: {last_line}" if last_line else ""
-            self._end(f"the command {how}{said} (carpool logs {self.job})")
+            self._end(f"the command {how}{said} (carpool logs {self.job}){because}")
         elif not is_terminating:
-            self._actions.append(Note(f"the command {how}; restarting it from its checkpoint"))
+            self._actions.append(Note(f"the command {how}; restarting it from its checkpoint{because}"))
         self.has_session = False
         self._done = None
         return self._reconcile(at)
