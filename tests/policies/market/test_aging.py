@@ -82,7 +82,7 @@ def test_credit_is_kept_at_start_and_release_and_in_the_note() -> None:
     read = WaitingClocks.of(json.loads(json.dumps({"waiting": clocks.note()})), view)
     assert read.earned == {"b": 10.0}
     running = b._replace(desired=Allocation.of(0), since=6000.0)
-    assert read.credit([running], lengths[:1], 6600.0).tolist() == [11.0]  # it earns on, else b's place would be lost
+    assert read.credit([running], lengths[:1], 6600.0).tolist() == [10.0]  # what it had at its start, and no more
     assert read.credit([a], lengths[:1], 6600.0).tolist() == [0.0]  # one that never waited does not
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 import numpy as np
 import pytest
@@ -207,6 +208,34 @@ def test_on_one_device_the_schedule_costs_what_smiths_rule_costs(jobs: list[tupl
         cost += weight * at
     none = np.zeros(0)
     assert Schedule(none, none, none, 1.0).costs([blocks], weights)[0] == pytest.approx(cost)
+
+
+def list_scheduled(lengths: list[float], devices: int) -> float:
+    """Σ completion time of jobs that start in this order, each on the device that is free first."""
+    free, total = [0.0] * devices, 0.0
+    for seconds in lengths:
+        end = heappop(free) + seconds
+        heappush(free, end)
+        total += end
+    return total
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=12), st.integers(1, 5))
+def test_on_several_devices_the_schedule_costs_what_list_scheduling_costs(lengths: list[float], devices: int) -> None:
+    none, blocks = np.zeros(0), [single(row, seconds) for row, seconds in enumerate(lengths)]
+    cost = Schedule(none, none, none, float(devices)).costs([blocks], np.ones(len(lengths)))[0]
+    assert cost == pytest.approx(list_scheduled(sorted(lengths), devices))
+    ends = np.array(lengths)
+    others = Schedule(ends[1:], np.ones(len(ends) - 1), np.ones(len(ends) - 1), float(devices))
+    assert others.costs([blocks[:1]], np.ones(1))[0] + ends[1:].sum() == pytest.approx(cost)  # the same as other jobs
+
+
+def test_a_block_delays_many_merged_jobs_by_its_length_over_the_devices() -> None:
+    ends = np.linspace(10.0, 100.0, 1000)
+    many = Schedule(ends, np.ones(1000), np.ones(1000), 10.0)
+    short, none = many.costs([[single(0, 5.0)], [single(0, 1e-6)]], np.ones(1))
+    expected = list_scheduled([5.0, *ends], 10) - list_scheduled([1e-6, *ends], 10)
+    assert short - none == pytest.approx(expected, rel=0.1)
 
 
 def test_jobs_that_find_a_device_each_wait_for_nothing() -> None:

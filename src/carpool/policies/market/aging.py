@@ -1,10 +1,10 @@
 """Waiting credit: how often waiting has doubled a job's weight; it grows while a job waits and is never lost.
 
-Each class of lengths has a clock. One unit takes `patience_s`, or twice the run time of all shorter jobs if that is
+Each class of lengths has a clock. One unit takes `patience_s`, or 1.5 times the run time of all shorter jobs if that is
 longer, so that shorter jobs may overtake and an overloaded cluster keeps serving short jobs first. A longer queue slows
 a clock from then on and never sets it back. The credit of a job is what the clock of its length has advanced while the
-job had no devices. A job that has started with a larger weight keeps accumulating credit while it runs: otherwise jobs
-that still wait would overtake it one after another.
+job had no devices. While it runs it keeps its weight, which does not grow: it would delay shorter jobs until it ends.
+What keeps jobs that still wait from preempting it one after another is the charge for preemptions.
 
 From the second preemption on, each doubles what the next one has to save, which begins with the cost of a move: a job
 is preempted about as often as the logarithm of what the other jobs are worth over that cost, and not once by each of
@@ -31,7 +31,7 @@ from carpool.policies.market.knapsack import Floats
 Classes = NDArray[np.intp]
 
 _CLASSES, _RATIO, _SHORT_S = 8, 4.0, 60.0  # classes of lengths, the ratio of their bounds, and the first bound
-_PASSES = 2.0  # times that shorter jobs may pass before a weight doubles
+_PASSES = 1.5  # times that shorter jobs may pass before a weight doubles
 _FACTOR = 1.5  # by which a pace must change before it is marked
 _MOST_MARKS = 64  # then every second of the older half is left out
 _MOST_CREDIT = 30.0  # doublings of a weight
@@ -111,11 +111,10 @@ class WaitingClocks:
         """[job]: its credit."""
         earned = self.earned
         had = np.array([earned.get(job.spec.id, 0.0) for job in jobs]) if earned else np.zeros(len(jobs))
-        grows = (had > _FREE) | np.array([job.desired is None for job in jobs])
-        rows = np.flatnonzero(grows | (had > 0.0))  # of all others it is 0
+        rows = np.flatnonzero(np.array([job.desired is None for job in jobs]))
         if not len(rows):
             return had
-        begun = np.where(grows[rows], np.array([jobs[row].since for row in rows.tolist()]), at)
+        begun = np.array([jobs[row].since for row in rows.tolist()])
         classes = classes_of(lengths[rows])
         now = self.readings(np.full(_CLASSES, at), np.arange(_CLASSES))
         had[rows] = had[rows] + now[classes] - self.readings(begun, classes)

@@ -37,7 +37,8 @@ _OPTIMISM = 0.25  # standard deviations added to a prediction
 _TRIAL_S = 3.0  # what a trial of a group may cost
 _SAVES = 1.03  # least factor by which merging shortens completion times
 _CHANGES = 1.1  # least factor by which a change of a running group shortens completion times
-_MERGED_JOBS = 32  # jobs that form no blocks are merged to these many in the schedule
+_LISTED = 128  # devices that the jobs ahead of the others take, up to which the schedule lists each of these jobs
+_MERGED_JOBS = 32  # entries for all jobs behind them
 _MARGIN = 1.1  # on the predicted memory of a tuned batch
 _NEVER_S = 1e12  # time of an option that a job cannot have
 _LEAST = 1e-9
@@ -99,35 +100,57 @@ def completion(
 class Schedule:
     """Σ weight · completion time of all jobs, by the blocks that they form.
 
-    Blocks are assumed to run by duration divided by weight, smallest first. On one device, a block waits for the sum of
-    the durations before it. Of n blocks on m devices, it waits for that sum times 1/m (the devices work in parallel)
-    times (n − m)/(n − 1) (the first m blocks do not wait).
+    Blocks are assumed to run by duration divided by weight, smallest first. On m devices, the i-th waits for the
+    durations of the blocks i − m, i − 2m and so on, so the first m wait for nothing. Behind merged jobs that take p
+    devices, it waits for all durations before it, times (p − m + 1) / (p · m).
     """
 
     def __init__(self, ends: Floats, weights: Floats, widths: Floats, devices: float) -> None:
         """Begin with jobs that form no blocks: device-seconds, weights and numbers of devices."""
-        order = np.argsort(ends / np.maximum(weights, _LEAST))
-        parts = np.array_split(order, min(len(order), _MERGED_JOBS) or 1)
+        counts = np.maximum(1, widths).astype(int)
+        ends, weights = np.repeat(ends / counts, counts), np.repeat(weights / counts, counts)  # one entry per device
+        order = np.argsort(ends / np.maximum(weights, _LEAST), kind="stable")
+        merged = np.array_split(order[_LISTED:], min(len(order[_LISTED:]), _MERGED_JOBS) or 1)
+        parts = [*order[:_LISTED, None], *[part for part in merged if len(part)]]
         self._ends = np.array([ends[part].sum() for part in parts])
         self._weights = np.array([weights[part].sum() for part in parts])
-        self._count, self._devices = float(widths.sum()), max(1.0, devices)
+        self._counts = np.array([float(len(part)) for part in parts])
+        self._devices = max(1, int(devices))
+
+    def is_short(self, blocks: int) -> bool:
+        """Whether some block has to wait for a device; otherwise no merger saves anything."""
+        return bool(blocks + self._counts.sum() > self._devices)
 
     def costs(self, candidates: Sequence[Sequence[Block]], weights: Floats) -> Floats:
         """[candidate]: the sum of a set of blocks with the other jobs; `weights` are those of all rows."""
         longest = max(len(blocks) for blocks in candidates)
         shape = (len(candidates), longest + len(self._ends))
-        ends, heavy, inner = np.zeros(shape), np.zeros(shape), np.zeros(len(candidates))
-        ends[:, longest:], heavy[:, longest:] = self._ends, self._weights
+        ends, heavy, counts, inner = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(len(candidates))
+        ends[:, longest:], heavy[:, longest:], counts[:, longest:] = self._ends, self._weights, self._counts
         for place, blocks in enumerate(candidates):
             ends[place, : len(blocks)] = [block.end_s for block in blocks]
             heavy[place, : len(blocks)] = [float(weights[list(block.rows)].sum()) for block in blocks]
+            counts[place, : len(blocks)] = 1.0
             inner[place] = sum(block.cost for block in blocks)
-        order = np.argsort(ends / np.maximum(heavy, _LEAST), axis=1, kind="stable")
-        ends, heavy = np.take_along_axis(ends, order, axis=1), np.take_along_axis(heavy, order, axis=1)
-        behind = heavy.sum(axis=1, keepdims=True) - np.cumsum(heavy, axis=1)
-        num = self._count + np.array([len(blocks) for blocks in candidates])
-        waits = np.maximum(0.0, num - self._devices) / np.maximum(1.0, num - 1.0) / self._devices
-        return np.asarray(inner + waits * (ends * behind).sum(axis=1))
+        keys = np.where(counts > 0.0, ends / np.maximum(heavy, _LEAST), np.inf)
+        order = np.argsort(keys, axis=1, kind="stable")
+        ends, heavy, counts = (np.take_along_axis(each, order, axis=1) for each in (ends, heavy, counts))
+        return np.asarray(inner + (heavy * self._starts(ends, counts)).sum(axis=1))
+
+    def _starts(self, ends: Floats, counts: Floats) -> Floats:
+        """[candidate, block]: when it starts; blocks are in the order of their starts."""
+        num, devices = ends.shape[1], self._devices
+        side = min(devices, num)
+        rounds = np.zeros((len(ends), -(-num // side) * side))
+        rounds[:, :num] = ends
+        rounds = rounds.reshape(len(ends), -1, side)
+        starts = (np.cumsum(rounds, axis=1) - rounds).reshape(len(ends), -1)[:, :num]
+        if self._counts.max(initial=1.0) == 1.0:
+            return np.asarray(starts)
+        before = np.cumsum(counts, axis=1) - counts
+        busy = np.maximum(0.0, before - devices + 1.0) / np.maximum(1.0, before) / devices
+        is_behind = np.cumsum(counts > 1.0, axis=1) > 0
+        return np.where(is_behind, busy * (np.cumsum(ends, axis=1) - ends), starts)
 
 
 @dataclass(slots=True)
@@ -149,7 +172,7 @@ class LaneGroups:
         """Blocks of these rows, merged while that saves completion time; groups that run already come first."""
         schedule = self._others(rows)
         blocks = self._held_blocks(rows, schedule)
-        while len(blocks) > 1:
+        while len(blocks) > 1 and schedule.is_short(len(blocks)):
             better = self._best_merge(blocks, schedule)
             if better is None:
                 break
