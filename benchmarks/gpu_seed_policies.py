@@ -137,11 +137,16 @@ async def play_scene(bench: Bench, scene: Scene) -> None:
 
 async def _know_speeds(bench: Bench, stage: Stage, scene: Scene) -> None:
     """Take the speeds from an earlier result where it has all of them, else measure."""
-    if bench.options.speeds:
-        kept = json.loads(Path(bench.options.speeds).read_text(encoding="utf-8"))["results"]
-        stage.speeds = kept.get(scene.name, {}).get("speeds", {})
+    stage.speeds = _kept_speeds(bench.options.speeds, scene.name)
     if missing := [model for model in scene_models(scene) if model.name not in stage.speeds]:
         await stage.measure(missing, scene.counts)
+
+
+def _kept_speeds(path: str, scene: str) -> dict[str, dict[str, float]]:
+    if not path:
+        return {}
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))["results"].get(scene, {})
+    return dict(found.get("speeds", {}))
 
 
 def _print_speeds(stage: Stage, seconds: float) -> None:
