@@ -1,7 +1,7 @@
 """Runs each seed's policy live against its baselines, on lanes of one GPU or on devices of cores.
 
 Usage: python benchmarks/gpu_seed_policies.py [--only hare|iadeep|elastic|loss-phase] [--devices cuda|cpu] [--scale S]
-                                              [--budget S] [--repeats N] [--rows hare,wsrtf] [--no-save]
+                                              [--budget S] [--repeats N] [--speeds FILE] [--rows hare,wsrtf] [--no-save]
 
 Lanes of different sizes are heterogeneous devices (`--devices cuda:0@50,cuda:0@25,cuda:0@12`). Trainings are plain
 PyTorch and torchvision on self-made data. Each is measured once on each device type, with all lanes in use; every
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import tempfile
 import threading
@@ -116,7 +117,7 @@ async def play_scene(bench: Bench, scene: Scene) -> None:
     try:
         began = time.monotonic()
         gangs = [job for job in scene.jobs if job.keys.get("min_devices", 1) > 1]
-        await stage.measure(scene_models(scene), scene.counts)
+        await _know_speeds(bench, stage, scene)
         table["speeds"] = stage.speeds
         _print_speeds(stage, time.monotonic() - began)
         table["jobs"] = [
@@ -132,6 +133,20 @@ async def play_scene(bench: Bench, scene: Scene) -> None:
         await rows(bench, table, known, lambda name: stage.run(name, scene.jobs))
     finally:
         await stage.close()
+
+
+async def _know_speeds(bench: Bench, stage: Stage, scene: Scene) -> None:
+    """Take the speeds from an earlier result where it has all of them, else measure."""
+    stage.speeds = _kept_speeds(bench.options.speeds, scene.name)
+    if missing := [model for model in scene_models(scene) if model.name not in stage.speeds]:
+        await stage.measure(missing, scene.counts)
+
+
+def _kept_speeds(path: str, scene: str) -> dict[str, dict[str, float]]:
+    if not path:
+        return {}
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))["results"].get(scene, {})
+    return dict(found.get("speeds", {}))
 
 
 def _print_speeds(stage: Stage, seconds: float) -> None:
@@ -202,10 +217,11 @@ def main() -> None:
     parser.add_argument("--scenes", type=lambda text: text.split(","), default=[], help="some tables: hare,gaps")
     parser.add_argument("--rows", type=lambda text: text.split(","), default=[], help="some policies")
     parser.add_argument("--devices", default="cuda", help="cuda or cpu: the tables' own; else --devices of carpool run")
-    parser.add_argument("--scale", type=float, default=3.0, help="seconds of a job of usual length on the fastest lane")
+    parser.add_argument("--scale", type=float, default=2.0, help="seconds of a job of usual length on the fastest lane")
     parser.add_argument("--budget", type=float, default=220.0, help="seconds in all; no row begins that will not fit")
     parser.add_argument("--repeats", type=int, default=1, help="of all rows, one round after another")
     parser.add_argument("--out", default="", help="name of the result file, without .json")
+    parser.add_argument("--speeds", default="", help="an earlier result file, whose measured speeds are used")
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     guard = threading.Timer(options.budget + _GRACE_S, lambda: os._exit(124))  # executors end with this process

@@ -12,19 +12,19 @@ LANES, EQUAL = "cuda:0@50,cuda:0@25,cuda:0@12", ",".join(["cuda:0@25"] * 4)
 CORES, EQUAL_CORES = "cpu:1x1,1x2", "cpu:2x1"
 
 GPU_MODELS = {
-    "resnet18": Model("resnet18", "vision", {"name": "resnet18", "size": 64, "batch": 128}, 250),
-    "mobilenet": Model("mobilenet", "vision", {"name": "mobilenet_v3_small", "size": 64, "batch": 128}, 250),
-    "encoder": Model("encoder", "encoder", {"width": 512, "depth": 6, "length": 64, "batch": 64}, 150),
+    "resnet18": Model("resnet18", "vision", {"name": "resnet18", "size": 64, "batch": 128}, 120),
+    "mobilenet": Model("mobilenet", "vision", {"name": "mobilenet_v3_small", "size": 64, "batch": 128}, 120),
+    "encoder": Model("encoder", "encoder", {"width": 512, "depth": 6, "length": 64, "batch": 64}, 60),
     "lstm": Model("lstm", "recurrent", {"width": 256, "length": 32, "batch": 64}, 250),
     "mlp": Model("mlp", "mlp", {"width": 2048, "depth": 4, "batch": 256}, 500),
-    "conv": Model("conv", "conv", {"width": 96, "depth": 5, "size": 32, "batch": 256}, 120),
+    "conv": Model("conv", "conv", {"width": 96, "depth": 5, "size": 32, "batch": 256}, 50),
 }
 CPU_MODELS = {
     "small": Model("small", "mlp", {"width": 128, "depth": 2, "features": 64, "batch": 32, "samples": 512}, 400),
     "large": Model("large", "mlp", {"width": 512, "depth": 3, "features": 64, "batch": 64, "samples": 512}, 120),
     "conv": Model("conv", "conv", {"width": 8, "depth": 2, "size": 16, "batch": 32, "samples": 256}, 250),
 }
-WIDE_GPU = Model("wide", "mlp", {"width": 8192, "depth": 2, "batch": 512}, 100)  # 0.3 GB of gradients
+WIDE_GPU = Model("wide", "mlp", {"width": 3072, "depth": 2, "batch": 2048}, 100)  # 42 MB of gradients
 WIDE_CPU = Model("wide", "mlp", {"width": 1024, "depth": 2, "features": 64, "batch": 32, "samples": 256}, 60)
 
 
@@ -67,7 +67,7 @@ def hare(*, is_gpu: bool, scale: float) -> list[Scene]:
     jobs = _stream(models, 9 if is_gpu else 5, scale, 1.5, seed=1)
     rows = ("hare", "wsrtf", "srtf", "hare-literal", "carpool")
     gang = Planned(
-        "gang", WIDE_GPU if is_gpu else WIDE_CPU, 4.0 * scale, weight=40.0, keys={"devices": 2, "min_devices": 2}
+        "gang", WIDE_GPU if is_gpu else WIDE_CPU, 2.0 * scale, weight=40.0, keys={"devices": 2, "min_devices": 2}
     )
     filler = models["mlp" if is_gpu else "small"]
     fillers = [Planned(f"filler{n}", filler, 1.0 * scale, at_s=0.5 * scale) for n in range(2)]

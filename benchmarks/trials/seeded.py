@@ -53,7 +53,7 @@ class Encoder(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Classify each sequence by its last position."""
-        return self.head(self.layers(rows, mask=self.mask)[:, -1])
+        return self.head(self.layers(rows, mask=self.mask, is_causal=True)[:, -1])
 
 
 def encoder(width: int = 256, depth: int = 4, length: int = 64, **more: Any) -> carpool.Training:

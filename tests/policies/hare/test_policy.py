@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.core.estimates import Estimate, Estimator
+from carpool.core.estimates import DeclaredEstimator, Estimate, Estimator
 from carpool.core.messages import JobFinished, JobSubmitted, ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec, Kind
 from carpool.core.policy import Policy
@@ -124,6 +124,24 @@ def test_gaps_are_filled() -> None:
     assert seen.at["top"] == pytest.approx(others.at["top"])
     assert seen.at["low"] < others.at["low"]
     assert filled < alone
+
+
+@dataclass(frozen=True, slots=True)
+class Moving(DeclaredEstimator):
+    """Says what a move costs."""
+
+    seconds: float = 0.0
+
+    def move_s(self, spec: JobSpec) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize(("seconds", "moves"), [(0.0, True), (20.0, False)])
+def test_a_job_is_not_preempted_for_less_than_a_move_costs(seconds: float, moves: bool) -> None:
+    rig = Rig(Hare(), [(1, 1, "V100")], estimator=Moving(seconds=seconds))
+    rig.say(0.0, JobSubmitted(JobSpec(JobId("runs"), 1, 10.0)))
+    rig.answered(0.0)
+    assert bool(rig.say(1.0, JobSubmitted(JobSpec(JobId("new"), 1, 10.0, weight=1.5)))) is moves
 
 
 class SlowAcross(Estimator):

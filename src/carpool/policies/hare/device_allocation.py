@@ -14,7 +14,7 @@ from carpool.policies.estimator_queries import rate_on
 
 Counts = tuple[tuple[Kind, int], ...]  # devices of each kind, one entry for each
 
-_STAY = 1.02  # bonus on the current devices, so that ties move no job
+STAY = 1.02  # bonus on the current devices, so that ties move no job
 _LOSS = 0.05  # part of its price that a device may exceed its value by before a job rather waits
 _GAIN = 1.1  # factor by which devices of other types must speed a job up to be added
 _LEAST_IDLE = 0.1  # portion of a step below which a gap is not worth a switch
@@ -27,6 +27,7 @@ class Bid(NamedTuple):
     worth: float  # of a unit of its work
     speeds: Mapping[Kind, float]  # units of work per device-second at full width, where it can run
     widths: Mapping[Kind, int]  # most devices of each kind
+    stay: float = STAY  # factor on the value of the devices that it holds
 
 
 class GapFill(NamedTuple):
@@ -116,7 +117,7 @@ class DeviceAllocator:
     def _gain(self, bid: Bid, kind: Kind) -> float:
         """Gain per device-second of a type beyond its price."""
         stays = any(held == kind for held, _ in self._held.get(bid.job.id, ()))
-        return bid.worth * bid.speeds[kind] * (_STAY if stays else 1.0) - self._prices[kind]
+        return bid.worth * bid.speeds[kind] * (bid.stay if stays else 1.0) - self._prices[kind]
 
     def _choices(self, bid: Bid, slower: float) -> list[tuple[float, Counts]]:
         """(rate, devices) from the remaining devices: of each type, halved until they fit; and of several types."""
@@ -131,7 +132,7 @@ class DeviceAllocator:
                 full = count == bid.widths[kind]
                 rate = bid.speeds[kind] * count if full else rate_on(self._view, spec, kind, count)
                 stays = ((kind, count),) == self._held.get(bid.job.id)
-                choices.append((rate * (_STAY if stays else 1.0), ((kind, count),)))
+                choices.append((rate * (bid.stay if stays else 1.0), ((kind, count),)))
         if len(fair) > 1 and not spec.exact:
             best = max([rate for rate, _ in choices], default=0.0)
             choices += self._mixed(bid, fair, best * _GAIN)

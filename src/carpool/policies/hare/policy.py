@@ -21,7 +21,15 @@ from carpool.core.queue import in_submission_order
 from carpool.core.topology import Placement
 from carpool.policies.estimator_queries import rate_on
 from carpool.policies.gavel.rounds import capacity_of
-from carpool.policies.hare.device_allocation import Bid, Counts, DeviceAllocator, DeviceCounts, GapFill, held_counts
+from carpool.policies.hare.device_allocation import (
+    STAY,
+    Bid,
+    Counts,
+    DeviceAllocator,
+    DeviceCounts,
+    GapFill,
+    held_counts,
+)
 from carpool.policies.hare.relaxation import Demand, Floats, solve, worth_at
 from carpool.policies.registry import register
 
@@ -222,8 +230,16 @@ def _bids(
         job = jobs[place]
         speeds = {kind: float(s) for kind, s in zip(capacity, demand.speeds[place], strict=True) if s > 0.0}
         widths = {kind: min(job.spec.widest, capacity[kind]) for kind in speeds}
-        bids.append(Bid(job, worth, speeds, widths))
+        stay = STAY * (1.0 + _move_cost(view, job, speeds, float(demand.work[place])))
+        bids.append(Bid(job, worth, speeds, widths, stay))
     return bids
+
+
+def _move_cost(view: Snapshot, job: Job, speeds: Mapping[Kind, float], work: float) -> float:
+    """The standstill of a move over the time that a running job has left where it is."""
+    rate = sum([speeds.get(kind, 0.0) * count for kind, count in held_counts(view, job)])
+    move_s = view.estimates.move_s(job.spec) or 0.0
+    return move_s * rate / work if rate > 0.0 else 0.0
 
 
 def _speed(view: Snapshot, job: Job, kind: Kind, there: int) -> float:

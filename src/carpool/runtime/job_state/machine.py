@@ -259,7 +259,7 @@ def _on_stepped(state: JobState, worker: WorkerState, message: Stepped) -> None:
         sync_s=epoch.timing.sync_s if epoch.timing.step_s else None,
         alone=is_alone,
         memory_bytes=state.memory_bytes,
-        busy=epoch.timing.busy(sorted(epoch.members, key=lambda member: state.workers[member].device)),
+        busy=epoch.timing.busy([member for _, member in sorted(zip(epoch.layout.devices, epoch.members, strict=True))]),
     )
     state.splitter.lr_gain.on_noise(message.noise)
     state.actions.append(Emit(progress))
