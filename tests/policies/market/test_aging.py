@@ -166,7 +166,7 @@ def test_jobs_that_could_take_all_or_the_fastest_devices_are_never_overdue() -> 
 
 def test_an_overdue_long_job_starts_earlier_in_a_stream_of_short_ones() -> None:
     long = Arrival(1.0, JobSpec(JobId("long"), 1, 10_000.0))
-    short = [Arrival(490.0 * place, JobSpec(JobId(f"s{place}"), 1, 500.0, weight=64.0)) for place in range(80)]
+    short = [Arrival(490.0 * place, JobSpec(JobId(f"s{place}"), 1, 500.0, weight=1024.0)) for place in range(80)]
     starts = []
     for wait_s in (0.0, 1800.0):
         arrivals = [short[0], long, *short[1:]]
