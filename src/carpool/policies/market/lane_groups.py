@@ -6,9 +6,9 @@ saves enough. For this, blocks are assumed to run by duration divided by weight,
 While a prediction is uncertain, a quarter of its standard deviation is added, less for short jobs, so that a promising
 group is tried; once it is measured, the measurement counts.
 
-Blocks of nothing but jobs of unknown length are open-ended (`completion`): whichever of their jobs ran until now, as
-much is expected to be left of it. So such a block grows while that makes its jobs faster together: it does not pay to
-let one of them wait for the end of another.
+A block of nothing but jobs of unknown length is open-ended (`completion`): as much is expected to be left of a job that
+has run for a while as of one that has not started. So jobs are added to such a block as long as all of them together
+become faster; letting one of them wait for another would save nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _OPTIMISM = 0.25  # standard deviations added to a prediction
 _TRIAL_S = 3.0  # what a trial of a group may cost
 _SAVES = 1.03  # least factor by which merging shortens completion times
 _CHANGES = 1.1  # least factor by which a change of a running group shortens completion times
-_LISTED = 128  # devices that the jobs ahead of the others take, up to which the schedule lists each of these jobs
-_MERGED_JOBS = 32  # entries for all jobs behind them
+_LISTED = 128  # the schedule has an entry for each of the first jobs, up to so many devices
+_MERGED_JOBS = 32  # … and merges all jobs behind them to so many entries
 _MARGIN = 1.1  # on the predicted memory of a tuned batch
 _NEVER_S = 1e12  # time of an option that a job cannot have
 _LEAST = 1e-9
@@ -78,8 +78,8 @@ def completion(
     """Σ weight · completion time, and the last completion, of jobs that start together at these relative speeds.
 
     When one ends, the slowdown of the others shrinks in proportion to the number of neighbours left. Open-ended jobs
-    have exponentially distributed lengths with these means: the next one ends after 1 / Σ (rate / mean), taken to be
-    the one with the least mean, and as much is left of the others as before.
+    have exponentially distributed lengths with these means: one of them ends after 1 / Σ (rate / mean) on average. Here
+    it is the one with the shortest time, and the expected rest of the others does not change.
     """
     left, at, cost = dict(enumerate(seconds)), 0.0, 0.0
     others = max(1, len(seconds) - 1)
@@ -101,8 +101,8 @@ class Schedule:
     """Σ weight · completion time of all jobs, by the blocks that they form.
 
     Blocks are assumed to run by duration divided by weight, smallest first. On m devices, the i-th waits for the
-    durations of the blocks i − m, i − 2m and so on, so the first m wait for nothing. Behind merged jobs that take p
-    devices, it waits for all durations before it, times (p − m + 1) / (p · m).
+    durations of the blocks i − m, i − 2m and so on, so the first m wait for nothing. Behind merged jobs, a block
+    waits for (p − m + 1) / (p · m) of the sum of all durations before it, p being the devices that all before it take.
     """
 
     def __init__(self, ends: Floats, weights: Floats, widths: Floats, devices: float) -> None:

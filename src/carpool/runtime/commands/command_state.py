@@ -1,7 +1,8 @@
 """Pure state machine of a command job: launch, park, restore, move, terminate, retry, finish.
 
 A command that loses its devices is parked: its processes stop and continue later where they were. One that can resume
-by itself is terminated instead: with a `carpool.session` it has written a checkpoint, and with `resumable` it says so.
+by itself is terminated instead: one with a `carpool.session` has written a checkpoint, one with `resumable` handles its
+own.
 One that ran out of GPU memory beside other jobs, or was hit by the fault of one, starts once more, from the beginning,
 when it has its GPU to itself.
 """
@@ -211,11 +212,9 @@ class CommandState:
             self._end(self._failure)
         elif code == 0 and (self._done is not None or not is_terminating):
             self._end("")
-        elif self._is_crowded_out(code, last_line):
+        elif not is_terminating and self._is_crowded_out(code, last_line):
             self.runs_alone = True
-            note = (
-                f"ran out of GPU memory beside other jobs ({last_line}): it starts again when it has the GPU to itself"
-            )
+            note = f"failed beside other jobs on its GPU ({last_line}): it starts again when it has the GPU to itself"
             self._actions.append(Note(note))
         elif not is_terminating and not self._may_restart(code):
             said = f" after it printed: {last_line}" if last_line else ""

@@ -112,7 +112,7 @@ class WorkerPool:
         process.channel.send(begin, [log, *fds])
 
     async def run_program(self, request: RunProgram, *fds: int) -> tuple[AsyncChannel, Forked]:
-        """Fork a program that leaves the fork server; the channel to its reaper, and its answer."""
+        """Start a Python program in a fork of the fork server: the channel to its reaper, and the first answer."""
         await self._was_started.wait()
         if self._forkserver is None:
             raise ForkServerDied("the fork server is being replaced")

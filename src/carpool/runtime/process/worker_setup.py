@@ -101,7 +101,7 @@ def _total_multiprocessors(device: torch.device) -> int | None:
 
 
 def configure_process(begin: Begin, program: Program | None, fds: tuple[int, ...]) -> None:
-    """Apply log, name, cores, threads, the job's settings unless they are (None), and the lane's environment."""
+    """Apply log, name, cores, threads, the lane's environment and, unless None, the job's settings."""
     for fd in fds[:1]:
         redirect_output(fd)
     for fd in fds:

@@ -83,8 +83,8 @@ class MpsAdmission:
     def command_environment(self, slots: Sequence[WorkerSlot]) -> dict[str, str]:
         """Variables that make a command a client of MPS where it has a share of a GPU; none on whole GPUs.
 
-        It gets the percentage of its lanes. On a share of a whole GPU it has no limit: the percentage stays for the
-        whole life of a command, and its neighbours do not.
+        On lanes it gets their percentage. On a share of a whole GPU it gets 100 %: a percentage cannot change while a
+        process runs, so a lower one would still hold when the neighbours have ended.
         """
         sums: dict[int, float] = {}
         for slot in slots:

@@ -68,8 +68,8 @@ class World(ABC):
     def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
         """Seconds of standstill when the job starts (`before` is None), moves or is resized.
 
-        If `before == after`, the job moves to other devices of the same shape. If only their groups are equal, it keeps
-        its devices and changes its share, batch size or turn.
+        With `before == after` the job moves to other devices of the same types. With equal groups and another share,
+        batch size or turn it keeps its devices.
         """
         return self.start_s if before is None else self.resize_s
 
