@@ -723,6 +723,29 @@ def halving() -> Iterator[Check]:
     assert all(each["found"] and each["equal_bits"] and each["fraction"] <= 0.4 for each in rows)
 
 
+def plain_scripts() -> Iterator[Check]:
+    page, measured = "docs/results.md", results("newcomer_gpu")
+    sets = [measured["vision"], measured["language"]]
+    rows = {
+        "`python train.py …` one after another": "in_turn",
+        "all at once with `&`": "at_once",
+        "all at once under MPS, set up by hand": "at_once_mps",
+        "**`carpool run jobs.toml`**, the same as trainings, no options": "carpool",
+        "`carpool run jobs.toml`, unmodified scripts as commands": "carpool_commands",
+    }
+    for words, way in rows.items():
+        mark = "**" if way == "carpool" else ""
+        cells = f"| {mark}{{}}{mark} | {mark}{{}}{mark} |"
+        yield page, f"| {words} {cells}", [each[way]["wall_s"] for each in sets]
+    parts = [each[of]["carpool"] for each in sets for of in ("of_best_by_hand", "of_in_turn")]
+    yield page, "{} of the best time by hand and {} of one after another; the language models {} and {}.", parts
+    vision = [sets[0][way]["wall_s"] for way in ("carpool", "in_turn", "at_once", "at_once_mps")]
+    shown = (
+        "{} s from the command to its exit; as scripts by hand one after another {} s, all at once {} s, under MPS {} s"
+    )
+    yield "README.md", shown, vision
+
+
 SOURCES = (
     halving,
     gpu_sharing,
@@ -740,4 +763,5 @@ SOURCES = (
     live_against_simulated,
     service,
     tuned,
+    plain_scripts,
 )
