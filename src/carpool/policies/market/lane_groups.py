@@ -317,7 +317,7 @@ class LaneGroups:
         rest = max(seconds)
         is_held = self._runs_so(rows, shares)
         hope = _OPTIMISM * max(0.0, 1.0 - _TRIAL_S / max(rest, _LEAST))
-        if set(rows) <= self.sharers.get(rows[0], set()):  # the group or a part of it, which no trial is worth
+        if set(rows) <= self.sharers.get(rows[0], set()):  # it runs already, or a part of it would: no trial
             hope = 0.0 if is_held else -_OPTIMISM
         speeds = tuple([min(1.0, each.mean + hope * each.std) for each in kept])
         late = [0.0 if is_held else self._late_s(row, share) for row, share in zip(rows, shares, strict=True)]
@@ -335,7 +335,7 @@ class LaneGroups:
         return Block(rows, shares, speeds, cost, end_s, is_held, is_measured, max(moves, default=0.0), batches)
 
     def _late_s(self, row: int, share: float) -> float:
-        """Seconds until a job starts, or that a running one stands still for another share."""
+        """Seconds until a waiting job computes, or for which a running one stops to change its share."""
         held = self._held(row)
         if held == share:
             return 0.0
