@@ -86,8 +86,9 @@ def completion(
     while left:
         share = (len(left) - 1) / others
         rates = {place: 1.0 / (1.0 + (1.0 / max(speeds[place], _LEAST) - 1.0) * share) for place in left}
-        step = min(left[place] / rates[place] for place in left)
-        over = [place for place in left if left[place] <= step * rates[place] + 1e-9 * at]
+        times = {place: left[place] / rates[place] for place in left}
+        step = min(times.values())
+        over = [place for place in left if times[place] <= step + 1e-9 * at]
         if is_open_ended:
             step, over = 1.0 / sum(rates[place] / max(left[place], _LEAST) for place in left), over[:1]
         at += step
