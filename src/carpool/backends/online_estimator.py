@@ -285,7 +285,8 @@ class OnlineEstimator(Estimator):
     def remaining(self, job: Job, at: float) -> Estimate:
         """Steps left, to the target loss where its curve is known, else to the last step.
 
-        Counted in steps of the job's own batch size: by `progress` to a loss, by samples to the end of the data.
+        Counted in steps of the job's own batch size: a step with another batch counts by its progress to a target loss,
+        or by its samples to a last step.
         """
         spec, done = job.spec, job.done_at(at)
         total = spec.work if spec.work is not None else self._totals.get(spec.id)

@@ -9,7 +9,7 @@ import numpy as np
 
 from carpool.numerics import Floats, GaussianProcess, Matern, one_thread
 
-_LENGTHS = (1.0, 2.0, 4.0, 8.0)  # in root mean squares of the standardized distance
+_LENGTHS = (1.0, 2.0, 4.0, 8.0)  # candidates, in units of the distances below
 _NOISES = (0.003, 0.01, 0.03, 0.1)  # variance of a measurement, relative to the signal's
 
 

@@ -34,7 +34,7 @@ class EventQueue:
         heappush(self._heap, (at, priority, next(self._counter), callback))
 
     def happen(self, at: float) -> list[Fact]:
-        """The facts of all events due at `at`, in order."""
+        """The facts of all events due by `at`, by time, priority and insertion; the scheduler orders them anew."""
         heap = self._heap
         facts = []
         while heap and heap[0][0] <= at:

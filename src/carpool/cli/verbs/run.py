@@ -305,7 +305,7 @@ def choose_display(run: BatchRun, *, as_json: bool, output: TextIO | None = None
 
 
 def watch(run: BatchRun, display: RunDisplay) -> RunEnd:
-    """Run to the end and show progress; Ctrl-C stops with checkpoints, a second one at once."""
+    """Run to the end and show progress; Ctrl-C stops at a step boundary with checkpoints, a second one without."""
     import asyncio
 
     return asyncio.run(_watched(run, display))

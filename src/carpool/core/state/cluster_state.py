@@ -52,7 +52,7 @@ from carpool.core.topology import Cluster, Link, Node
 
 
 def apply_changes(occupancy: Occupancy, jobs: Mapping[JobId, Job], changes: Sequence[Change], most: float) -> None:
-    """Release all changed jobs, then assign, so that jobs may swap devices; fractions sum to `most` at most.
+    """Release all changed jobs, then assign, so that jobs may swap devices; a device's fractions sum to at most `most`.
 
     Whatever is raised, such as Overbooked, leaves everything as it was.
     """

@@ -6,9 +6,9 @@ a clock from then on and never sets it back. The credit of a job is what the clo
 job had no devices. While it runs it keeps its weight, which does not grow: it would delay shorter jobs until it ends.
 What keeps jobs that still wait from preempting it one after another is the charge for preemptions.
 
-From the second preemption on, each doubles what the next one has to save, which begins with the cost of a move: a job
-is preempted about as often as the logarithm of what the other jobs are worth over that cost, and not once by each of
-the jobs that overtake it. Where moves are cheap it may be preempted often, where they are expensive only a few times.
+After n preemptions the next one has to save 2^(n − 1) times the cost of a move. So the number of preemptions of a job
+grows with the logarithm of what other jobs gain, not with the number of jobs that overtake it. Where moves are cheap a
+job may be preempted often, where they are expensive only a few times.
 
 The job that has waited longest counts as much as far shorter ones (`overdue`). Without that, jobs of hours would
 preempt jobs of days one after another.

@@ -65,8 +65,8 @@ def build_menu(
 ) -> Menu:
     """Build the menu of all jobs. While rates are estimates, a job gets at most `growth` times what it has tried.
 
-    A job that has never run gets at most an equal share, and its least number while even the scale of its rates is
-    unknown: more devices may be slower.
+    A job that has never run gets at most an equal share of the devices, and its least number while not even the scale
+    of its rates is known: more devices may be slower.
     """
     likes = [view.estimates.similarity_key(job.spec) for job in jobs]
     holdings = _holdings(view, jobs, likes, known)

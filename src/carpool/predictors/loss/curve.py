@@ -325,7 +325,7 @@ class LossCurves:
         return Estimate(max(0.0, left.mean - max(0.0, done - curve.last_step)), left.std)
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
-        """Decrease of the loss in the last `steps` steps, and its mean in a tenth of them; None before there are."""
+        """How far the loss fell in the last `steps` steps, and its mean in the last tenth; None: too few reports."""
         curve = self._curves.get(job)
         fall = None if curve is None else curve.decline(steps)
         return None if curve is None or fall is None else (fall, curve.lately(0.1 * steps))

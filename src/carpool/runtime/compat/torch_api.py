@@ -87,21 +87,16 @@ def new_process_group(
     rank: int,
     size: int,
     *,
-    backend: str,
     join: timedelta,
     collective: timedelta,
     address: str = "127.0.0.1",
 ) -> Any:
-    """Join a process group without making it torch's default group. Raises `RuntimeError` where peers are missing.
+    """Join a gloo process group without making it torch's default group. `RuntimeError` where peers are missing.
 
     `join` limits the wait for all ranks, `collective` that of each collective. Gloo listens at the address, which the
     other ranks must be able to reach.
     """
     prefixed = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
-    if backend == "nccl":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = collective
-        return dist.ProcessGroupNCCL(prefixed, rank, size, nccl)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = join

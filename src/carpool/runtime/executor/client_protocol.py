@@ -36,7 +36,7 @@ class ExecutorOptions:
 
     mirror_s: float = 2.0  # between mirrors of a running job
     copies_mirrors: bool = False  # to disk, for the scheduler of another machine to fetch
-    hang_s: float = 10.0  # without a heartbeat, after which a worker is killed
+    hang_s: float = 10.0  # without a heartbeat (sent by a thread of the worker), after which a worker is killed
     max_wait_s: float = 1.0  # for a turn on a time-sliced device, whatever the priority of the turn
     quantum_s: float = 0.02  # target duration of a turn
     turn_steps: int = 1  # at least this many steps per turn, however long they take
@@ -48,7 +48,7 @@ class ExecutorOptions:
     reducer: str = "shared"  # how gradients are combined: shared (memory) or group (a gloo process group)
     splits: bool = True  # split steps that do not fit into memory into micro-batches
     mps: bool = True  # jobs that share a GPU compute at the same time, if MPS is available
-    warm: int = 0  # prewarmed processes per GPU; each holds a CUDA context
+    warm: int = 0  # prewarmed processes per GPU (CLI and daemon: 1); each holds a CUDA context
     is_closed: bool = False  # no further jobs will be added: prewarm only while a job waits
     memory_cap: int = 0  # bytes of each device for its jobs, which are time-sliced under it; 0: no cap
     speculates: bool = True  # under a cap: swap the next job in ahead of its turn, keep the last ones

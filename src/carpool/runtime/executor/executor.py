@@ -282,7 +282,7 @@ class Executor:
                 if self._is_frozen:
                     command.freeze(frozen=True)
                 self._look_after_files(command.state.job)
-        for job, words in self.jobs.memory_warnings(at):
+        for job, words in self.jobs.memory_warnings(at, self.workers.pool.pid_of):
             if words:
                 self._report(Told(job, words, is_warning=True))
         self.workers.launcher.tick()

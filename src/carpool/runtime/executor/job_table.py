@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -26,10 +26,11 @@ from carpool.runtime.job_state.machine import JobMachine
 from carpool.runtime.job_state.state import JobState
 from carpool.runtime.job_state.types import JobOptions, WorkerSlot
 from carpool.runtime.job_state.update_sharding import UpdateSharding
-from carpool.runtime.memory.declared_memory import DeclaredMemory
+from carpool.runtime.memory.declared_memory import DeclaredMemory, resident_bytes
 from carpool.runtime.memory.oom_kills import OomKills
 from carpool.runtime.process.protocol import Proceed
 from carpool.runtime.process.shared_memory import limit_steps, new_memory_file, new_step_counter, read_step_counter
+from carpool.runtime.process.worker_pool import WorkerKey
 from carpool.runtime.state.mirror_file import MirrorFiles
 
 _MEASURE_S = 5.0  # between comparisons of used with declared memory
@@ -209,23 +210,28 @@ class JobTable:
     def __contains__(self, job: JobId) -> bool:
         return job in self.trainings or job in self.commands
 
-    def memory_warnings(self, at: float) -> Iterator[tuple[JobId, str]]:
-        """Jobs that use more memory than they declared, each once; reads the kernel's figures every few seconds."""
+    def memory_warnings(self, at: float, pid_of: Callable[[WorkerKey], int]) -> Iterator[tuple[JobId, str]]:
+        """Jobs that use more memory than they declared, each once; reads the kernel's figures every few seconds.
+
+        The largest worker of a training is compared with what was declared for one device.
+        """
         if at - self._measured_at < _MEASURE_S:
             return
         self._measured_at = at
         for job, training in self.trainings.items():
-            if self._declared.is_of_interest(job, training.program):  # its peak is that of one worker
-                yield (
-                    job,
-                    self._warning(job, training.program, training.state.memory_bytes, training.state.target.slots),
-                )
+            if self._declared.is_of_interest(job, training.program):
+                slots = training.state.target.slots
+                used_bytes = training.state.memory_bytes  # of its device
+                if self._gpus_of(slot.device for slot in slots):
+                    pids = [pid_of((job, worker)) for worker in training.devices]
+                    used_bytes = max((resident_bytes([pid]) for pid in pids if pid), default=0)
+                yield job, self._warning(job, training.program, used_bytes, slots)
         for job, command in self.commands.items():
             if self._declared.is_of_interest(job, command.program):
                 yield job, self._warning(job, command.program, command.resident_bytes(), command.state.slots)
 
     def _warning(self, job: JobId, program: Program, used_bytes: int, slots: Sequence[WorkerSlot]) -> str:
-        on_gpu = any(self._devices[slot.device].cuda is not None for slot in slots)
+        on_gpu = bool(self._gpus_of(slot.device for slot in slots))
         num_devices = len(slots) if program.command else 1
         return self._declared.warning(job, program, used_bytes, num_devices, on_gpu=on_gpu)
 

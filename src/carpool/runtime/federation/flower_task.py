@@ -82,7 +82,7 @@ class ClientAppTask:
         return dict(self._weights)
 
     def _call(self) -> int:
-        """Let the app train from the current weights, and take its own; how many examples it says it used."""
+        """Have the app train from the current weights and take over its reply; returns its number of examples."""
         from flwr.app import Array as FlowerArray
         from flwr.app import ArrayRecord, ConfigRecord, Metadata, RecordDict
         from flwr.app.message.message import make_message  # Message() needs a process that Flower has started

@@ -64,7 +64,7 @@ class JobMachine:
         return reconcile(self.state, at)
 
     def stop(self, at: float, *, checkpoint: bool) -> list[Action]:
-        """Have all workers exit at a step boundary; the job can be resumed from its checkpoint."""
+        """Have all workers exit at a step boundary; without `checkpoint`, steps since the last are lost."""
         self.state.stopping = checkpoint
         return reconcile(self.state, at)
 

@@ -91,7 +91,7 @@ def _halt_for_change(state: JobState, epoch: ProcessGroupEpoch) -> None:
     if not needs_new_epoch(state, epoch):
         return
     epoch.halting = True
-    if epoch.is_solo:  # several ranks learn it from the next Apply, so that no pass is wasted
+    if epoch.is_solo:  # several ranks get it with the Apply of the step under way, so that this step still counts
         state.send(epoch.members[0], Halt())
         state.workers[epoch.members[0]].mode = WorkerMode.HALTING
 

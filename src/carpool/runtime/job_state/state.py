@@ -69,7 +69,7 @@ class Acks:
 
 
 class RetryBudget:
-    """Limits how often workers may be lost in one step, or on one device before they join.
+    """Fails a job that loses more than `retries` workers in one step, or on one device before they join an epoch.
 
     A step's count is reset when the step completes. Steps are replayed from the last mirror after a loss, so a loss in
     an earlier step counts for that step: only a step that fails every time exhausts the budget.

@@ -26,7 +26,7 @@ class DeclaredMemory:
         return bool(program.memory_bytes or program.ram_bytes) and job not in self._warned
 
     def warning(self, job: JobId, program: Program, used_bytes: int, num_devices: int, *, on_gpu: bool) -> str:
-        """A sentence if the job uses more than it declared for so many devices; empty: it does not, or it was said."""
+        """A warning if the job uses more than it declared for so many devices; empty: it does not, or was warned of."""
         key, declared = ("ram", program.ram_bytes) if program.ram_bytes else ("memory", program.memory_bytes)
         if on_gpu and key == "memory":  # of the device: its allocator is limited
             return ""

@@ -1,9 +1,10 @@
 """Reaper: runs one command and kills all its processes when it ends or the executor dies.
 
 ``python -m carpool.runtime.process.reaper FD PARENT GRACE_S CORES -- COMMAND …``: when FD closes (the executor's exit
-closes it too), all processes are killed. SIGTERM is forwarded to the command, with a kill after the grace period. As
-sub-reaper it adopts and kills processes that the command leaves behind. It exits with the command's exit code, or by
-the same signal. The socket in CARPOOL_CHANNEL is passed to the command, for `carpool.session`.
+closes it too), all processes are killed. SIGTERM is forwarded to the command's process group; after the grace period
+all its descendants are killed. As sub-reaper it adopts and kills processes that the command leaves behind. It exits
+with the command's exit code, or by the same signal. The socket in CARPOOL_CHANNEL is passed to the command, for
+`carpool.session`.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class WarmPool:
             self._refill(number, gpu)
 
     def clear(self, device: int) -> list[WorkerKey]:
-        """Kill all prewarmed processes on a device and start none for a while; those that are exiting."""
+        """Kill all prewarmed processes on a device and start none for a while; returns the keys of those exiting."""
         gpu = self._gpus.get(device)
         if gpu is None:
             return []

@@ -149,6 +149,11 @@ class WorkerPool:
         elif process.pid and self._forkserver is not None and not process.exit.done():
             self._forkserver.kill(process.pid, signal.SIGKILL)
 
+    def pid_of(self, key: WorkerKey) -> int:
+        """The process of a worker; 0: none, or not forked yet."""
+        process = self._processes.get(key)
+        return process.pid if process is not None else 0
+
     def without_heartbeat(self, seconds: float) -> list[WorkerKey]:
         limit = self._clock() - seconds
         return [p.key for p in self._processes.values() if p.pid and p.heard_at < limit and not p.exit.done()]

@@ -53,9 +53,7 @@ def open_group(
     join, collective = timedelta(seconds=join_s), timedelta(seconds=collective_s)
     prefix = f"epoch-{epoch}"
     try:
-        return new_process_group(
-            store, prefix, rank, size, backend="gloo", join=join, collective=collective, address=address
-        )
+        return new_process_group(store, prefix, rank, size, join=join, collective=collective, address=address)
     except RuntimeError as error:
         raise PeerLost(f"the process group of epoch {epoch} was not formed: {_first_line(error)}") from error
 

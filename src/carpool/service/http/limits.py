@@ -30,7 +30,7 @@ class Limits:
     failed_logins_per_s: float = 2.0  # of one address, sustained
     failed_logins_burst: float = 20.0
     streams: int = 20  # open event streams and followed logs of one user
-    stream_s: float = 3600.0  # lifetime of a stream; clients reconnect with Last-Event-ID
+    stream_s: float = 3600.0  # lifetime of a stream; clients reconnect (events: Last-Event-ID; logs: `start`)
     heartbeat_s: float = 15.0  # interval of comments in an idle stream
     batch_s: float = 0.25  # events of this interval are sent together
     headers_s: float = 10.0  # to receive the headers of a request
