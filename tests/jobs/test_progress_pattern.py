@@ -20,6 +20,7 @@ from carpool.jobs.progress_pattern import Progress, ProgressPattern
         (r"Epoch (?P<epoch>\d+)/(?P<total>\d+)", "Epoch 2/20", Progress(2, 20)),
         (r"(\d+)it", "1it 2it 3it", Progress(3)),
         (r"(\d+)/(\d+)", "9/3", Progress(9)),
+        ("tqdm", "  4%|▍         | 12/300 [00:01<00:30,  9.51it/s]", Progress(12, 300)),
         (r"step (\d+)", "nothing", None),
         (r"step (\S+)", "step x", None),
         (r"step (\S+)", "step -1", None),

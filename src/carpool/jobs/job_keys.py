@@ -27,7 +27,9 @@ KEYS = {
     "resumable": JobKey(
         "switch", False, "The command saves its state on SIGTERM and continues from it when restarted."
     ),
-    "progress": JobKey("text", "", "Regular expression that finds the command's step in its output: (\\d+)/(\\d+)."),
+    "progress": JobKey(
+        "text", "", "Regular expression that finds the command's step in its output, such as (\\d+)/(\\d+); or tqdm."
+    ),
     "fork_start": JobKey("switch", True, "Start a Python command in a process that has torch imported, where equal."),
     "python": JobKey("text", "", "Interpreter of a command that begins with python."),
     "folder": JobKey("text", "", "Working folder, relative to the submission's."),

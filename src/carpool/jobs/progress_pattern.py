@@ -11,6 +11,7 @@ from carpool.core.errors import InputError
 GROUPS = ("step", "total", "loss", "epoch")  # also the meaning of groups without names, in this order
 MAX_PATTERN = 1000  # characters
 MAX_LINE = 1000  # bytes of a line that are looked at
+PRESETS = {"tqdm": r"(\d+)/(\d+) \["}  # the bar of tqdm, as that of the Hugging Face trainer
 _MAX_STEPS = 1 << 53
 
 
@@ -27,7 +28,8 @@ class ProgressPattern:
     """A checked pattern."""
 
     def __init__(self, text: str, where: str = "progress") -> None:
-        """Compile a pattern. InputError if it is invalid or has no group for the step or epoch."""
+        """Compile a pattern or preset. InputError if it is invalid or has no group for the step or epoch."""
+        text = PRESETS.get(text, text)
         if len(text) > MAX_PATTERN:
             raise InputError(f"has {len(text)} characters, the limit is {MAX_PATTERN}", where=where)
         try:

@@ -361,6 +361,32 @@ def test_an_executor_that_dies_is_replaced_and_its_jobs_resume(loops: Loops) -> 
     asyncio.run(main())
 
 
+def test_an_aborted_loop_does_not_wait_for_an_executor_that_is_being_replaced(loops: Loops) -> None:
+    async def main() -> None:
+        machine, is_cancelled = FakeExecutor({"a": 10}), False
+
+        async def renew(name: str, reason: str) -> tuple[FakeExecutor, list[Fact]]:
+            nonlocal is_cancelled
+            loop.stop()
+            loop.abort()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                is_cancelled = True
+                raise
+            raise AssertionError
+
+        loop, _, _ = loops.opened(machine)
+        loop._hooks = LoopHooks(renew=renew)
+        machine.at(5.0, machine.die)
+        async with asyncio.timeout(30.0):
+            await loop.run(jobs=[listed("a")])
+        await asyncio.sleep(0)
+        assert is_cancelled
+
+    asyncio.run(main())
+
+
 def test_left_running_the_executor_is_not_stopped(loops: Loops) -> None:
     async def main() -> None:
         machine = FakeExecutor({"a": 100})

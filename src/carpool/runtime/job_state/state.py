@@ -71,8 +71,8 @@ class Acks:
 class RetryBudget:
     """Fails a job that loses more than `retries` workers in one step, or on one device before they join an epoch.
 
-    A step's count is reset when the step completes. Steps are replayed from the last mirror after a loss, so a loss in
-    an earlier step counts for that step: only a step that fails every time exhausts the budget.
+    Each loss counts for the step in which it happened, and a step's count is reset when the step completes. After a
+    loss, steps are repeated from the last mirror, so only a step that fails every time exhausts the budget.
     """
 
     def __init__(self, retries: int) -> None:

@@ -187,7 +187,7 @@ class BatchRun:
         return True
 
     def interrupt(self) -> None:
-        """Stop with checkpoints; at once the second time, or before the executor has started."""
+        """Stop with checkpoints; the second time without. Before the executor has started, give up its start."""
         if self.has_begun:
             (self._daemon.loop.abort if self.is_interrupted else self._daemon.stop)()
         elif self._starting is not None:

@@ -301,7 +301,7 @@ class DaemonLoop:
             self._take_renewed(name)
 
     def _take(self, name: str, report: Report, *, carry: bool = True) -> None:
-        """Fold a report. A job's outcome is held back until the fact that the job ended: both are stored, or none."""
+        """Fold a report. An `Outcome` and what follows wait for the `Facts` of that end: all are stored, or none."""
         if isinstance(report, Gone):
             raise ExecutorGone(f"the executor ended: {report.reason}")
         held = self._held.setdefault(name, [])
@@ -348,10 +348,12 @@ class DaemonLoop:
         task.add_done_callback(lambda _: self._inbox.wake())
 
     async def _finish_renewals(self) -> None:
-        """Wait for executors that are being replaced, so that those that were started are stopped."""
-        if self._renewing:
-            await asyncio.wait(self._renewing.values())
-        for name in list(self._renewing):
+        """Wait for executors that are being replaced, so that those that were started are stopped; not when aborted."""
+        renewed: asyncio.Future[Any] = asyncio.gather(*self._renewing.values(), return_exceptions=True)
+        aborting: asyncio.Future[Any] = asyncio.ensure_future(self._aborting.wait())
+        await asyncio.wait([renewed, aborting], return_when=asyncio.FIRST_COMPLETED)
+        aborting.cancel()
+        for name in [name for name, task in self._renewing.items() if task.done()]:
             self._take_renewed(name)
 
     def _take_renewed(self, name: str) -> None:

@@ -119,13 +119,15 @@ class AcceptLog:
         try:
             stream.truncate(0)
             _write_all(stream, b"".join(map(_text, written)))
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
             fresh.replace(path)
         except BaseException:
             stream.close()
             fresh.unlink(missing_ok=True)
             raise
-        fsync_folder(path.parent)
+        if sync:
+            fsync_folder(path.parent)
         return cls(stream, written[-1].crc if written else _START, sync=sync)
 
     @classmethod

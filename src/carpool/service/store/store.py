@@ -249,7 +249,7 @@ class Store:
         """Make all added records durable, in both copies or in none; `record` may go on meanwhile.
 
         They are written to the accept log (`fdatasync`), then to SQLite (`synchronous = FULL`); without `sync`, as in
-        `carpool run`, neither is flushed to the disk.
+        `carpool run`, commits are not flushed to the disk.
         StoreFull where the disk has no room: nothing is lost, and the next call tries again. After any other failure
         the store cannot be used and has to be opened again. A snapshot that cannot be written is
         dropped: it only speeds up the next start.
