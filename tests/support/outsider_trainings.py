@@ -134,6 +134,88 @@ def hugging_face(micro_batch: int = 0) -> Training:
     )
 
 
+class Annealed(nn.Module):
+    """A variational autoencoder; the number of its passes, which weighs a part of the loss, is its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.seen = nn.Linear(8, 4), nn.Linear(2, 8), 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen += 1
+        mean, log_variance = self.encoder(x).chunk(2, 1)
+        divergence = (mean.square() + log_variance.exp() - log_variance - 1).mean()
+        sample = mean + torch.randn_like(mean) * (log_variance / 2).exp()
+        return F.mse_loss(self.decoder(sample), x) + min(1.0, self.seen / 20) * divergence
+
+
+def annealed() -> Training:
+    """A model with extra state that is no tensor."""
+    model = Annealed()
+    data = TensorDataset(torch.randn(40, 8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return Training(model, optimizer, data, lambda model, batch: model(batch[0]), batch_size=16, stop=Stop(epochs=4))
+
+
+class MomentumEncoder(nn.Module):
+    """Contrastive learning against an encoder that follows the trained one within the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.slow = nn.Linear(8, 6), nn.Linear(8, 6).requires_grad_(False)
+        self.queue: Tensor
+        self.register_buffer("queue", F.normalize(torch.randn(32, 6)))
+
+    def forward(self, x: Tensor) -> Any:
+        keys = self._keys(x)
+        queries = F.normalize(self.trained(x))
+        against = queries @ self.queue.clone().T
+        logits = torch.cat([(queries * keys).sum(1, keepdim=True), against], 1)
+        self.queue.copy_(torch.cat([keys, self.queue])[: len(self.queue)])
+        return F.cross_entropy(logits / 0.2, torch.zeros(len(x), dtype=torch.long, device=x.device))
+
+    @torch.no_grad()
+    def _keys(self, x: Tensor) -> Tensor:
+        for slow, trained in zip(self.slow.parameters(), self.trained.parameters(), strict=True):
+            slow.lerp_(trained, 0.1)
+        return F.normalize(self.slow(x + 0.1 * torch.randn_like(x)))
+
+
+def momentum_encoder() -> Training:
+    """A loss that modifies weights which the optimizer does not hold."""
+    model = MomentumEncoder()
+    optimizer = torch.optim.SGD(model.trained.parameters(), lr=0.1, momentum=0.9)
+    data = TensorDataset(torch.randn(64, 8))
+    return Training(model, optimizer, data, lambda model, batch: model(batch[0]), batch_size=16, stop=Stop(epochs=4))
+
+
+def unfreezing() -> Training:
+    """A body that is frozen, with its BatchNorm in eval mode, for the first steps."""
+    body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU()).requires_grad_(False)
+    model = nn.Sequential(body.eval(), nn.Linear(16, 3))
+
+    def unfreeze(model: nn.Module, steps: int) -> None:
+        if steps == 6:
+            body.requires_grad_(True).train()
+
+    return Training(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=0.02),
+        TensorDataset(torch.randn(64, 8), torch.randint(0, 3, (64,))),
+        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        batch_size=16,
+        stop=Stop(epochs=5),
+        clip_norm=0.5,
+        after_update=unfreeze,
+    )
+
+
 def two_optimizers() -> Training:
     """Matrices by SGD, the rest by Adam, each with its schedule, on one loss."""
     model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))

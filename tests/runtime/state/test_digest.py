@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 import carpool
-from carpool.core.errors import InputError
+from carpool.runtime.errors import CheckpointError
 from carpool.runtime.state.digest import digest, fingerprint
 
 
@@ -44,13 +45,28 @@ def test_digest_depends_on_bits_not_on_memory_format() -> None:
     assert digest(model) != first
 
 
-def test_only_tensors_have_a_digest() -> None:
-    class Extra(nn.Linear):
-        def get_extra_state(self) -> object:
-            return object()
+class Annealed(nn.Linear):
+    def __init__(self, extra: object) -> None:
+        super().__init__(1, 1)
+        self.weight.data.fill_(1.0)
+        assert self.bias is not None
+        self.bias.data.fill_(0.0)
+        self.extra = extra
 
-    with pytest.raises(InputError, match=r"'_extra_state'.* is a object"):
-        digest(Extra(1, 1))
+    def get_extra_state(self) -> object:
+        return self.extra
+
+
+@pytest.mark.parametrize("hashed", [digest, fingerprint])
+def test_extra_state_belongs_to_the_digest(hashed: Callable[[nn.Module], str]) -> None:
+    one, same, other = (hashed(Annealed({"seen": n, "at": torch.ones(2)})) for n in (1, 1, 2))
+    assert one == same != other
+    assert hashed(Annealed({"seen": 1, "at": torch.zeros(2)})) != one
+
+
+def test_extra_state_that_no_checkpoint_holds_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="_extra_state is a object; checkpoints hold tensors, numbers"):
+        digest(Annealed(object()))
 
 
 def test_digest_of_complex_and_bool() -> None:

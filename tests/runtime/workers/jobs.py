@@ -84,6 +84,19 @@ def refuses() -> carpool.Training:
     raise LookupError("no data today")
 
 
+class Unreadable(nn.Linear):
+    def get_extra_state(self) -> Any:
+        raise LookupError("no state today")
+
+
+def has_no_state() -> carpool.Training:
+    """Its model's state cannot be read."""
+    model = Unreadable(6, 3)
+    data = TensorData(torch.randn(40, 6), torch.randint(0, 3, (40,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return carpool.Training(model, optimizer, data, mean_loss, batch_size=20, stop=carpool.Stop(steps=2))
+
+
 def crashes() -> carpool.Training:
     """Takes the whole process down."""
     import ctypes

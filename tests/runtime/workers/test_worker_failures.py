@@ -133,6 +133,7 @@ def test_a_training_without_room_for_its_final_state_can_be_halted_and_continued
     [
         ("refuses", "jobs.py:refuses: raised LookupError: no data today (jobs.py, line "),
         ("mpl", "unknown function 'mpl'"),
+        ("has_no_state", "LookupError: no state today (jobs.py, line "),
     ],
 )
 def test_an_entry_that_cannot_be_loaded_is_bad_input(

@@ -110,13 +110,14 @@ class _BufferRef(NamedTuple):
 class FlatLayout:
     """Offsets of the gradients and buffers of a model in the flat vector.
 
-    Parameters are those that the optimizer holds and that require a gradient, in the model's order. The vector is
-    float32, or float64 if the model has a float64 tensor; half types widen without loss.
+    Parameters are those that the optimizer holds and that require a gradient, in the model's order; ``with_frozen``
+    also those that may require one later. The vector is float32, or float64 if the model has a float64 tensor; half
+    types widen without loss.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, with_frozen: bool = False) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        named = [(n, p) for n, p in model.named_parameters() if id(p) in held and p.requires_grad]
+        named = [(n, p) for n, p in model.named_parameters() if id(p) in held and (p.requires_grad or with_frozen)]
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.float_buffers, self.integer_buffers, self._none_buffers = _find_buffers(model)

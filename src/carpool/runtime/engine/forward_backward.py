@@ -90,7 +90,7 @@ class ForwardBackward:
         self._scale = scale
         self._parameters = list(training.model.parameters())  # including those the optimizer does not hold
         self._snapshot = BufferSnapshot(layout)
-        self._mutation_guard = MutationGuard(training.model)
+        self.mutation_guard = MutationGuard(training.model)
         self._autocast_dtype = training.autocast_dtype
         self._sparse_checked = False
         self.observer: LaunchObserver | None = None
@@ -225,7 +225,7 @@ class ForwardBackward:
             seed_pass(self._seed, step.number, piece, number)
             try:
                 self.clear_gradients()
-                with self._mutation_guard.watch() if len(step.bounds) > 1 else _NULL_CONTEXT:
+                with self.mutation_guard.watch() if len(step.bounds) > 1 else _NULL_CONTEXT:
                     self._weighted_backward(batch, end - start, step.num_samples, contribution.values)
                 with torch.no_grad():
                     self._collect_gradients(contribution.values, accumulate=number > 0)

@@ -1,9 +1,9 @@
-"""Guards around a pass: snapshot and restore model buffers, reject passes that modify weights."""
+"""Guards around a pass: snapshot and restore model buffers and flags, reject passes that modify weights."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -58,6 +58,31 @@ class BufferSnapshot:
                 raise TrainingError(f"buffer {ref.name!r} changed its shape from {tuple(old)} to {tuple(new)}")
 
 
+class ModelFlags:
+    """Which parameters require a gradient and which modules train: ``after_update`` may change both (unfreezing).
+
+    A state holds the flags that differ from those that the entry set.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._initial = self._read()
+
+    def _read(self) -> dict[str, bool]:
+        parameters = {name: parameter.requires_grad for name, parameter in self._model.named_parameters()}
+        return parameters | {name: module.training for name, module in self._model.named_modules()}
+
+    def changes(self) -> dict[str, bool]:
+        return {name: flag for name, flag in self._read().items() if flag != self._initial.get(name, flag)}
+
+    def load(self, changes: Mapping[str, bool]) -> None:
+        wanted = {**self._initial, **changes}
+        for name, parameter in self._model.named_parameters():
+            parameter.requires_grad = wanted.get(name, parameter.requires_grad)
+        for name, module in self._model.named_modules():
+            module.training = wanted.get(name, module.training)
+
+
 class MutationGuard:
     """Rejects a pass that modifies weights: the devices that compute the pieces of a step would silently diverge.
 
@@ -80,6 +105,10 @@ class MutationGuard:
             self._compare(norms, self._norms())
             self._norms_checked = True
 
+    def stamp(self) -> list[object]:
+        """A value that changes with every weight, in-place or not; waits for the device."""
+        return [*versions(self._weights), *self._norms()]
+
     @torch.no_grad()
     def _norms(self) -> list[str]:
         """As strings, so that NaN equals NaN."""
@@ -96,3 +125,8 @@ class MutationGuard:
             f"the loss function modified the weights {name!r} (as Embedding(max_norm=…) does): the devices that "
             "compute a step would diverge. Modify weights in after_update, or set max_devices = 1."
         )
+
+
+def has_extra_state(model: nn.Module) -> bool:
+    """Whether a module keeps state that is neither parameter nor buffer."""
+    return any(type(module).get_extra_state is not nn.Module.get_extra_state for module in model.modules())

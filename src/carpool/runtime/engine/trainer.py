@@ -48,6 +48,7 @@ from carpool.runtime.engine.forward_backward import (
 )
 from carpool.runtime.engine.optimizer_set import optimizers_of
 from carpool.runtime.engine.optimizer_step import LossScale, OptimizerStep
+from carpool.runtime.engine.pass_guards import ModelFlags, has_extra_state
 from carpool.runtime.engine.progress import Progress, divergence_error, read_finite_sums
 from carpool.runtime.engine.step_source import StepSource
 from carpool.runtime.engine.stop_criteria import Best, metric
@@ -108,7 +109,9 @@ class Trainer:
         self._source.check_batch_size(self.batch_size, self.cursor.offset)
         place_training(training, self.device)
         self._scale = LossScale() if training.autocast_dtype is torch.float16 else None
-        self.layout = FlatLayout(training.model, training.whole_optimizer)
+        may_unfreeze = training.after_update is not None
+        self.layout = FlatLayout(training.model, training.whole_optimizer, with_frozen=may_unfreeze)
+        self._flags = ModelFlags(training.model)
         self._passes = ForwardBackward(training, self.layout, seed, self._scale, self._source.stream)
         self.notes += self._passes.batches.notes
         self.update = OptimizerStep(training, self.layout, self._scale)
@@ -333,6 +336,7 @@ class Trainer:
             "caveats": list(self.nondeterministic_ops.operations),
             "model": dict(model),
             "unsaved_buffers": {name: value for name, value in training.model.named_buffers() if name not in model},
+            "flags": self._flags.changes(),
             "optimizer": training.whole_optimizer.state_dict(),
             "schedule": schedule_state(training),
             **leftover_gradients(training),
@@ -346,6 +350,7 @@ class Trainer:
         training = self.training
         try:
             training.model.load_state_dict(state["model"])
+            self._flags.load(state.get("flags", {}))
             buffers = dict(training.model.named_buffers())
             for name, value in state["unsaved_buffers"].items():
                 buffers[name].copy_(value)
@@ -381,7 +386,11 @@ class Trainer:
         }
 
     def new_graphs(self, capture: GraphCapture, *, tolerant: bool = False) -> StepGraphs:
-        return StepGraphs(self._passes, self.update, self.layout, self.nondeterministic_ops, capture, tolerant=tolerant)
+        operations = self.nondeterministic_ops
+        graphs = StepGraphs(self._passes, self.update, self.layout, operations, capture, tolerant=tolerant)
+        if has_extra_state(self.training.model):
+            graphs.disable("the model has extra state (get_extra_state), which only Python changes")
+        return graphs
 
     def _check_next(self, step: Step) -> None:
         assert step.number == self.cursor.step, f"step {step.number} applied after step {self.cursor.step}"

@@ -82,7 +82,7 @@ class StepGraphs:
         self._captured: dict[BatchSignature, CapturedStep | None] = {}  # None: seen once, not captured yet
         self._self_gathering: dict[int, CapturedStep] = {}  # graphs that gather their batch, by batch size
         self._current: CapturedStep | None = None  # holds the gradients for the next update
-        self._addresses: list[int] = []
+        self._addresses: list[tuple[int, bool]] = []  # and whether it requires a gradient
         self._moves = 0  # of weights or buffers, since a graph was last verified
         self._options: OptimizerOptions | None = None
         self._updates_captured = 0
@@ -135,7 +135,8 @@ class StepGraphs:
         return self._replay_pass(captured, step)
 
     def _drop_moved(self) -> None:
-        addresses = [tensor.data_ptr() for tensor in (*self._layout.parameters, *self._layout.buffers())]
+        tensors = (*self._layout.parameters, *self._layout.buffers())
+        addresses = [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors]
         if addresses != self._addresses:
             self.reset()
             self._addresses = addresses
@@ -148,10 +149,10 @@ class StepGraphs:
         try:
             key = batch_signature(batch)
         except NonStaticBatch as error:
-            self._disable(str(error))
+            self.disable(str(error))
             return None
         if self._moves > _MAX_MOVES:
-            self._disable(_REPLACES_TENSOR)
+            self.disable(_REPLACES_TENSOR)
             return None
         if key in self._captured:
             captured = self._captured[key]
@@ -198,7 +199,7 @@ class StepGraphs:
         passes, layout = self._passes, self._layout
         buffers, before = layout.buffers(), copies(layout.buffers())
         passes.seed(step.number)
-        rng_state = host_rng_state(layout.device)
+        rng_state, weights = host_rng_state(layout.device), passes.mutation_guard.stamp()
         with self._capture.side_stream():
             loss = passes.single_pass(batch, step.number)
         if not math.isfinite(loss):
@@ -207,6 +208,8 @@ class StepGraphs:
         eager = _EagerPass(loss, passes.gradients(), copies(layout.buffers()))
         if used_host_rng:
             problem = "the pass draws random numbers on the host"
+        elif passes.mutation_guard.stamp() != weights:  # a second pass would change them again
+            problem = "the loss function modifies weights"
         elif any(now is not then for now, then in zip(layout.buffers(), buffers, strict=True)):
             problem = _REPLACES_TENSOR
         else:
@@ -214,7 +217,7 @@ class StepGraphs:
             layout.restore_buffers(captured.buffers, before)
             problem = self._check_pass(captured, batch, step, eager)
         if problem:
-            self._disable(problem)
+            self.disable(problem)
             layout.restore_buffers(buffers, eager.buffers)
             passes.set_gradients(eager.gradients)
             return loss
@@ -377,7 +380,8 @@ class StepGraphs:
     def _is_tolerant(self) -> bool:
         return self._always_tolerant or bool(self._nondeterministic_ops.operations)
 
-    def _disable(self, reason: str) -> None:
+    def disable(self, reason: str) -> None:
+        """Run passes eagerly from now on."""
         self.eager_reason = reason
         self.reset()
         self.note_eager(reason)

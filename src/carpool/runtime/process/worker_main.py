@@ -65,6 +65,7 @@ def main(channel: Channel) -> int:
         grants: list[Grant] = []
         try:
             worker = _set_up(channel, received, grants, checked, was_prewarmed=was_prewarmed)
+            worker.announce()
         except (Closed, LeaveRequested):
             raise
         except BaseException as raised:  # noqa: BLE001 - an entry may raise anything

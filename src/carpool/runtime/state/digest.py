@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from carpool.core.errors import InputError
+from carpool.runtime.state.tensor_file import StateParts, tensor_bytes
 
 _SMALL_BYTES = 1 << 20  # hashed directly
 _COLUMNS = 4096
@@ -19,7 +19,7 @@ def digest(model: nn.Module) -> str:
     """Sha256 over ``state_dict()`` sorted by key: buffers included, the optimizer not.
 
     Each entry is its name, a zero byte, dtype (``float32``), shape (``(10, 64)``) and its contiguous little-endian
-    bytes.
+    bytes. Values of ``get_extra_state()`` count as a checkpoint holds them: a header, and the tensors in it.
     """
     total = hashlib.sha256()
     for name, value in _entries(model):
@@ -45,9 +45,17 @@ def fingerprint(model: nn.Module) -> str:
 
 def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in sorted(model.state_dict().items()):
-        if not isinstance(value, Tensor):
-            raise InputError(f"{name!r} in the model's state_dict is a {type(value).__name__}, not a tensor")
-        yield name, value
+        if isinstance(value, Tensor):
+            yield name, value
+        else:
+            yield from _extra_entries(name, value)
+
+
+def _extra_entries(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    parts = StateParts.of({name: value})
+    yield name, torch.frombuffer(bytearray(parts.header), dtype=torch.uint8)
+    for number, tensor in enumerate(parts.tensors):
+        yield f"{name}[{number}]", tensor
 
 
 def _header(name: str, value: Tensor) -> bytes:
@@ -66,13 +74,3 @@ def _sums(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return table.sum(0), table.sum(1), raw[end:]
     numbers = table.numpy()  # one NumPy thread is as fast as several torch threads here
     return torch.from_numpy(numbers.sum(0)), torch.from_numpy(numbers.sum(1)), raw[end:]
-
-
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, contiguous and little-endian."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    raw = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
-    if sys.byteorder == "big":
-        width = flat.element_size() // (2 if flat.is_complex() else 1)
-        raw = raw.view(-1, width).flip(1).contiguous().view(-1)
-    return raw.numpy().data

@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import struct
+import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor
 
 from carpool.runtime.errors import CheckpointError
-from carpool.runtime.state.digest import tensor_bytes
 
 SCHEMA = 1
 _MAGIC = b"CARPOOL1"
@@ -96,6 +96,16 @@ def unpack(content: bytes | bytearray | memoryview, where: str, *, checked: bool
         )
     data = body[_HEAD.size + length :]
     return _decode(header["tree"], [_tensor(row, data) for row in header["tensors"]])
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, contiguous and little-endian."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    raw = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+    if sys.byteorder == "big":
+        width = flat.element_size() // (2 if flat.is_complex() else 1)
+        raw = raw.view(-1, width).flip(1).contiguous().view(-1)
+    return raw.numpy().data
 
 
 def _tensor(row: list[Any], data: memoryview) -> Tensor:

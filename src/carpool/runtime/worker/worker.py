@@ -109,9 +109,12 @@ class Worker:
         self._unsaved_end = ""  # why training ended, while its final state cannot be written
         self._retries = FinalSaveRetries()
 
+    def announce(self) -> None:
+        """Report that the training is ready, or raise what its model raises when its state is read."""
+        self._channel.send(ready_message(self._trainer, self._program, self._joiner.slot_bytes))
+
     def run(self) -> None:
         """Train and carry out orders until `Leave` or the end of the channel."""
-        self._channel.send(ready_message(self._trainer, self._program, self._joiner.slot_bytes))
         with self._trainer.nondeterministic_ops.collect():
             try:
                 while True:
