@@ -115,11 +115,17 @@ def test_a_host_without_ram_parks_nothing(tree: Tree) -> None:
     assert state_of(tree.sleeper) != "T"
 
 
-def test_a_driver_that_cannot_restore_is_an_error(tree: Tree) -> None:
+def test_a_command_that_the_driver_cannot_restore_stays_parked(tree: Tree) -> None:
     async def go() -> None:
-        parking = new_parking(FakeDriver(restore="code 2"), cuda=[tree.sleeper])
+        driver = FakeDriver(restore="code 2")
+        parking = new_parking(driver, cuda=[tree.sleeper])
         await parking.park(tree.root.pid, [GPU])
         with pytest.raises(ParkingError, match="code 2"):
             await parking.restore(tree.root.pid, [])
+        assert state_of(tree.sleeper) == "T"
+        driver.errors.clear()
+        await parking.restore(tree.root.pid, [])
+        assert driver.calls[-1][:2] == ("restore", (tree.sleeper,))
+        assert state_of(tree.sleeper) != "T"
 
     asyncio.run(go())

@@ -180,3 +180,27 @@ def test_a_command_without_memory_for_it_beside_another_runs_when_that_has_ended
         return ends
 
     assert {name: type(fact) for name, fact in asyncio.run(run()).items()} == dict.fromkeys(programs, JobFinished)
+
+
+def test_a_command_does_not_start_beside_one_that_has_its_gpu_to_itself(tmp_path: Path) -> None:
+    gpu = LocalDevice(0, "cuda:0", "H200", (), 0)
+
+    async def run() -> None:
+        table = JobTable(tmp_path / "state", {0: gpu}, 1.0)
+        listener = Listener(lambda facts: None)
+        for name in ("alone", "next"):
+            program = Program(command=("sleep", "60"), folder=str(tmp_path))
+            table.add_command(JobId(name), program, listener, no_fork, lambda slots: {}, resume=False)
+        alone, following = table.commands.values()
+        alone.state.runs_alone = True
+        alone.order(0.0, Target(1, (WorkerSlot(0),)))
+        following.order(0.0, Target(1, (WorkerSlot(0),)))
+        assert (alone.state.uses_devices, following.state.uses_devices) == (True, False)
+        alone.stop(1.0)
+        await alone.wait()
+        following.tick(2.0)
+        assert following.state.uses_devices
+        following.stop(3.0)
+        await following.wait()
+
+    asyncio.run(run())

@@ -155,6 +155,38 @@ def test_a_command_that_cannot_be_restored_fails_with_the_reason() -> None:
     assert "code 2" in failure(command.exited(5.0, -15))
 
 
+def test_a_parked_command_that_does_not_fit_beside_other_jobs_continues_when_they_are_gone() -> None:
+    command = parked()
+    command.beside = Beside(is_occupied=True)
+    assert command.order(3.0, Target(3, HERE)) == [Restore(HERE)]
+    note, applied = command.restoring_failed(4.0, "code 2")
+    assert isinstance(note, Note)
+    assert "code 2" in note.text
+    assert applied == Emit(AssignApplied(JOB, 3, 0.0))
+    assert command.tick(5.0) == []
+    assert not command.uses_devices
+    command.beside = Beside()
+    assert command.tick(6.0) == [Restore(HERE)]
+    assert command.restoring_failed(7.0, "code 2") == [Terminate()], "alone it lacks nothing that others hold"
+
+
+def test_a_parked_command_does_not_continue_beside_one_that_has_to_run_alone() -> None:
+    command = parked()
+    command.beside = Beside(is_occupied=True, is_reserved=True)
+    assert command.order(3.0, Target(3, HERE)) == [Emit(AssignApplied(JOB, 3, 0.0))]
+    command.beside = Beside(is_occupied=True)
+    assert command.tick(4.0) == [Restore(HERE)]
+
+
+@pytest.mark.parametrize("is_restoring", [False, True])
+def test_the_processes_of_a_command_that_fails_while_parked_are_ended(is_restoring: bool) -> None:
+    command = parked()
+    if is_restoring:
+        command.order(3.0, Target(3, HERE))
+    assert command.fail(4.0, "no lane") == [Terminate()]
+    assert failure(command.exited(5.0, -15)) == "no lane"
+
+
 def test_a_command_that_is_killed_while_parked_fails_with_the_reason() -> None:
     error = failure(parked().exited(3.0, -9))
     assert "signal 9" in error
@@ -335,14 +367,27 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 @pytest.mark.parametrize("said", [OOM, "RuntimeError: CUDA error: the MPS client has been terminated"])
 def test_a_command_that_failed_through_others_starts_again_once_it_is_alone(said: str) -> None:
     command = launched()
-    command.beside = Beside(is_occupied=True)
+    command.look(1.0, Beside(is_occupied=True))
     (note,) = command.exited(1.0, 1, last_line=said)
     assert isinstance(note, Note)
     assert command.tick(2.0) == []
-    command.beside = Beside()
+    command.look(3.0, Beside())
     assert command.tick(3.0) == [Launch(HERE)]
-    command.beside = Beside(is_occupied=True)
+    command.look(4.0, Beside(is_occupied=True))
     assert any(isinstance(action, Ended) for action in command.exited(4.0, 1, last_line=OOM)), "not a second time"
+
+
+def test_of_commands_that_fail_at_the_same_time_the_last_one_starts_again_too() -> None:
+    command = launched()
+    command.look(1.0, Beside(is_occupied=True))
+    command.look(3.0, Beside())
+    (note, launch) = command.exited(3.0, 1, last_line=OOM)
+    assert isinstance(note, Note)
+    assert launch == Launch(HERE)
+    command = launched()
+    command.look(1.0, Beside(is_occupied=True))
+    command.look(30.0, Beside())
+    assert any(isinstance(action, Ended) for action in command.exited(30.0, 1, last_line=OOM)), "long after it"
 
 
 @pytest.mark.parametrize(
@@ -351,7 +396,7 @@ def test_a_command_that_failed_through_others_starts_again_once_it_is_alone(said
 )
 def test_other_failures_are_final(code: int, said: str, beside: Beside) -> None:
     command = launched()
-    command.beside = beside
+    command.look(1.0, beside)
     assert any(isinstance(action, Ended) for action in command.exited(1.0, code, last_line=said))
 
 

@@ -68,6 +68,19 @@ def test_all_processes_run_on_when_one_cannot_be_parked(monkeypatch: pytest.Monk
     assert set(library.states.values()) <= {"running"}
 
 
+@pytest.mark.parametrize("pid", [1, 2])
+def test_all_processes_stay_parked_when_one_cannot_be_restored(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
+    use(monkeypatch, library := FakeLibcuda())
+    park_processes([1, 2], cuda_driver)
+    library.failing = {("cuCheckpointProcessRestore", pid): 2}
+    with pytest.raises(CudaDriverError):
+        restore_processes([1, 2], cuda_driver)
+    assert library.states == {1: "checkpointed", 2: "checkpointed"}
+    library.failing = {}
+    restore_processes([1, 2], cuda_driver)
+    assert library.states == {1: "running", 2: "running"}
+
+
 def test_the_helper_names_mps_as_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,24 +73,29 @@ class CommandParking:
         if problem:
             self._check_gpu_memory(on_gpu, problem)
         self._checkpointed = [] if problem else cuda
-        # The kernel stops a process when it runs next, and tells no one.
-        while not stop_tree(reaper):  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
+        await _stop(reaper)
         if self._checkpointed:
             return "the driver moved its GPU memory to the host, and its processes are stopped"
         return "its processes are stopped and keep their memory" + (f" ({problem})" if problem else "")
 
     async def restore(self, reaper: int, cores: Collection[int]) -> None:
-        """Continue the command on these cores; none: those it has. ParkingError if the driver refuses."""
+        """Continue the command on these cores; none: those it has. ParkingError if the driver refuses: still parked."""
         if cores:
             bind_tree(reaper, cores)
         continue_tree(reaper)
-        cuda, self._checkpointed = self._checkpointed, []
-        if cuda and (problem := await self._call_driver("restore", cuda)):
+        if self._checkpointed and (problem := await self._call_driver("restore", self._checkpointed)):
+            await _stop(reaper)
             raise ParkingError(problem)
+        self._checkpointed = []
 
     def _check_gpu_memory(self, devices: Collection[LocalDevice], problem: str) -> None:
         for device in devices:
             free = self._free_gpu_memory(device)
             if free < _GPU_RESERVE:
                 raise ParkingError(f"{problem}; and only {free:.0%} of the memory of {device.name} is free")
+
+
+async def _stop(reaper: int) -> None:
+    # The kernel stops a process when it runs next, and tells no one.
+    while not stop_tree(reaper):  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)

@@ -61,6 +61,7 @@ _COLLECT_S = 1.0  # between readings of a command's metrics
 _DRAIN_S = 2.0  # after a command's exit, for messages of its session
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second is what a shell reports
 _log = logging.getLogger(__name__)
+LookBeside = Callable[[Sequence[WorkerSlot]], Beside]  # the other jobs on the GPUs of slots
 LaneEnvironment = Callable[[Sequence[WorkerSlot]], dict[str, str]]  # variables that keep it on its lanes of a GPU
 
 
@@ -88,7 +89,7 @@ class CommandProcess:
         run_in_fork: RunInFork | None = None,
         lane_environment: LaneEnvironment = lambda slots: {},
         oom_kills: OomKills | None = None,
-        look_beside: Callable[[], Beside] = Beside,
+        look_beside: LookBeside = lambda slots: Beside(),
     ) -> None:
         self._parking = parking or CommandParking()
         self._look_beside = look_beside
@@ -128,16 +129,20 @@ class CommandProcess:
         self._evaluations = EvaluationLimiter()
 
     def order(self, at: float, target: Target) -> None:
-        self.state.beside = self._look_beside()
-        if not self.state.has_processes and target.slots:  # the driver cannot park clients of MPS
-            self.state.can_park = self._keeps_work and not self._lane_environment(target.slots)
+        self._look(at, target.slots)
         self._run(self.state.order(at, target))
+
+    def _look(self, at: float, slots: Sequence[WorkerSlot]) -> None:
+        """Look at what it would start beside, and how."""
+        self.state.look(at, self._look_beside(slots))
+        if not self.state.has_processes and slots:  # the driver cannot park clients of MPS
+            self.state.can_park = self._keeps_work and not self._lane_environment(slots)
 
     def stop(self, at: float) -> None:
         self._run(self.state.stop(at))
 
     def tick(self, at: float) -> None:
-        self.state.beside = self._look_beside()
+        self._look(at, self.state.target.slots)
         self._run(self.state.tick(at))
         self._report_metrics(self._evaluations.flush(at))
         if self._metrics is not None and self._collecting is None and at - self._collected_at >= _COLLECT_S:
@@ -439,8 +444,9 @@ class CommandProcess:
         else:
             cause = self._oom_kills.claim() if code in _KILLED else ""
             said = await asyncio.to_thread(last_line, self._folder.path / "log") if code else ""
-            self.state.beside = self._look_beside()
-            self._run(self.state.exited(asyncio.get_running_loop().time(), code, cause, said))
+            now = asyncio.get_running_loop().time()
+            self._look(now, self.state.target.slots)
+            self._run(self.state.exited(now, code, cause, said))
 
     def _start_failed(self, why: str) -> None:
         with contextlib.suppress(RuntimeError):

@@ -4,7 +4,7 @@ A command that loses its devices is parked: its processes stop and continue late
 by itself is terminated instead: one with a `carpool.session` has written a checkpoint, one with `resumable` handles its
 own.
 One that ran out of GPU memory beside other jobs, or was hit by the fault of one, starts once more, from the beginning,
-when it has its GPU to itself.
+when it has its GPU to itself. One that was parked and does not fit beside other jobs continues then.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _BY_NEIGHBOURS = re.compile(
     r"(?i:out of memory|outofmemory|illegal memory access|launch failure)|RESOURCE_EXHAUSTED|\bMPS\b"
 )
 
+_NEIGHBOUR_S = 10.0  # after a neighbour's end, in which a failure can be due to it: several may fail at the same time
 PARKING_TIMEOUT_S = 600.0  # for parking and for restoring; a driver copies about 2 GB a second
 
 
@@ -111,6 +112,7 @@ class CommandState:
         self.steps = 0  # done, as reported by its session
         self.has_session = False
         self.beside = Beside()
+        self._occupied_at = -math.inf  # when other jobs were last seen beside it
         self.runs_alone = False  # it failed beside others in a way that they can cause
         self._home: tuple[WorkerSlot, ...] = ()  # where its processes were before they were parked
         self._since = 0.0  # in this phase
@@ -137,6 +139,17 @@ class CommandState:
     @property
     def has_processes(self) -> bool:
         return self.phase is not CommandPhase.IDLE
+
+    @property
+    def uses_devices(self) -> bool:
+        """Whether its processes hold memory of their devices."""
+        return self.phase not in {CommandPhase.IDLE, CommandPhase.PARKED}
+
+    def look(self, at: float, beside: Beside) -> None:
+        """Take note of the other jobs on its GPUs."""
+        self.beside = beside
+        if beside.is_occupied:
+            self._occupied_at = at
 
     def order(self, at: float, target: Target) -> list[CommandAction]:
         """Follow a new order; one that is older than the current target is ignored."""
@@ -189,8 +202,15 @@ class CommandState:
             self._enter(at, CommandPhase.RUNNING)
         return self._reconcile(at)
 
-    def restoring_failed(self, at: float, why: str) -> list[CommandAction]:
-        if self.phase is CommandPhase.RESTORING:
+    def restoring_failed(self, at: float, why: str, *, is_parked: bool = True) -> list[CommandAction]:
+        """It is still parked, if the driver says so: beside other jobs, whose memory it may lack, it waits for them."""
+        if self.phase is CommandPhase.RESTORING and is_parked and self.beside.is_occupied:
+            self.runs_alone = True
+            self._actions.append(
+                Note(f"cannot be continued beside other jobs ({why}): it continues when it has its GPU to itself")
+            )
+            self._enter(at, CommandPhase.PARKED)
+        elif self.phase is CommandPhase.RESTORING:
             self._failure = f"the parked command could not be continued: {why}"
         return self._reconcile(at)
 
@@ -212,7 +232,7 @@ class CommandState:
             self._end(self._failure)
         elif code == 0 and (self._done is not None or not is_terminating):
             self._end("")
-        elif not is_terminating and self._is_crowded_out(code, last_line):
+        elif not is_terminating and self._is_crowded_out(at, code, last_line):
             self.runs_alone = True
             note = f"failed beside other jobs on its GPU ({last_line}): it starts again when it has the GPU to itself"
             self._actions.append(Note(note))
@@ -225,9 +245,9 @@ class CommandState:
         self._done = None
         return self._reconcile(at)
 
-    def _is_crowded_out(self, code: int, last_line: str) -> bool:
+    def _is_crowded_out(self, at: float, code: int, last_line: str) -> bool:
         can_be_theirs = code > 0 and _BY_NEIGHBOURS.search(last_line) is not None
-        return can_be_theirs and self.beside.is_occupied and not self.runs_alone
+        return can_be_theirs and at - self._occupied_at <= _NEIGHBOUR_S and not self.runs_alone
 
     def _may_restart(self, code: int) -> bool:
         self._kills += 1
@@ -247,7 +267,7 @@ class CommandState:
     def fail(self, at: float, error: str) -> list[CommandAction]:
         """Terminate the command and fail the job; the first error is the one reported."""
         self._failure = self._failure or error
-        if not self.slots and not self.is_over:
+        if not self.has_processes and not self.is_over:
             self._end(self._failure)
         return self._reconcile(at)
 
@@ -259,7 +279,7 @@ class CommandState:
             case CommandPhase.PARKING if spent_s > PARKING_TIMEOUT_S:
                 return self.parking_failed(at, f"not done after {PARKING_TIMEOUT_S:g} s")
             case CommandPhase.RESTORING if spent_s > PARKING_TIMEOUT_S:
-                return self.restoring_failed(at, f"not done after {PARKING_TIMEOUT_S:g} s")
+                return self.restoring_failed(at, f"not done after {PARKING_TIMEOUT_S:g} s", is_parked=False)
             case _:
                 pass
         return self._reconcile(at)
@@ -286,8 +306,7 @@ class CommandState:
             self.is_over = True
             self._actions.append(Stopped(self.steps))
             return
-        has_to_wait = self.beside.is_occupied if self.runs_alone else self.beside.is_reserved
-        if wanted and not has_to_wait:
+        if wanted and not self._has_to_wait:
             self._actions.append(Launch(wanted))
             self._enter(at, CommandPhase.RUNNING)
         self._acknowledge(wanted)
@@ -306,14 +325,20 @@ class CommandState:
             self._enter(at, CommandPhase.PARKING)
 
     def _keep_parked(self, at: float, wanted: tuple[WorkerSlot, ...]) -> None:
-        if not wanted:
+        can_continue = _devices(wanted) == _devices(self._home) or self._is_on_cpu(wanted, self._home)
+        if not wanted or (can_continue and self._has_to_wait):
             self._acknowledge(wanted)
-        elif _devices(wanted) == _devices(self._home) or self._is_on_cpu(wanted, self._home):
+        elif can_continue:
             self._home = wanted
             self._actions.append(Restore(wanted))
             self._enter(at, CommandPhase.RESTORING)
         else:
             self._terminate(at, "its state is on another GPU, so it starts from the beginning")
+
+    @property
+    def _has_to_wait(self) -> bool:
+        """Whether it may not compute beside the jobs that are on its GPUs."""
+        return self.beside.is_occupied if self.runs_alone else self.beside.is_reserved
 
     def _is_on_cpu(self, *places: tuple[WorkerSlot, ...]) -> bool:
         return all(_devices(slots) <= self._cpu_devices for slots in places)

@@ -261,15 +261,15 @@ class JobTable:
             look_beside=partial(self._beside, job),
         )
 
-    def _beside(self, job: JobId) -> Beside:
-        """The other jobs with processes on the GPUs that a command is to run on."""
+    def _beside(self, job: JobId, slots: Sequence[WorkerSlot]) -> Beside:
+        """The other jobs with memory on the GPUs of a command's slots."""
         command = self.commands[job].state
-        gpus = self._gpus_of(slot.device for slot in command.target.slots)
+        gpus = self._gpus_of(slot.device for slot in slots)
         others = [
             other.state
             for other in self.commands.values()
             if other.state is not command
-            and other.state.has_processes
+            and other.state.uses_devices
             and gpus & self._gpus_of(slot.device for slot in other.state.target.slots)
         ]
         has_training = any(gpus & self._gpus_of(training.devices.values()) for training in self.trainings.values())

@@ -67,9 +67,16 @@ def park_processes(pids: Sequence[int], driver: CheckpointDriver) -> None:
 
 
 def restore_processes(pids: Sequence[int], driver: CheckpointDriver) -> None:
-    """Restore all processes, then unlock them."""
-    for pid in pids:
-        driver.restore_process(pid)
+    """Restore all processes, then unlock them. `CudaDriverError` if one refuses; then all stay checkpointed."""
+    restored: list[int] = []
+    try:
+        for pid in pids:
+            driver.restore_process(pid)
+            restored.append(pid)
+    except CudaDriverError:
+        for pid in restored:
+            driver.checkpoint_process(pid)
+        raise
     for pid in pids:
         driver.unlock_process(pid)
 
