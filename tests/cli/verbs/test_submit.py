@@ -9,6 +9,8 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
 from carpool.cli.main import run
+from carpool.cli.support.daemon_client import connect
+from carpool.cli.verbs import submit
 from carpool.core.messages import JobFailed
 from carpool.core.model import JobId
 from carpool.runtime.executor.reports import Facts
@@ -85,3 +87,23 @@ def test_no_daemon_is_started_where_an_address_was_meant(
     (tmp_path / "jobs.toml").write_text('[[job]]\nname = "a"\ncommand = ["true"]\n', encoding="utf-8")
     assert "CARPOOL_SERVER" in stderr_of(capsys, "submit", str(tmp_path / "jobs.toml"))
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_a_long_log_is_printed_without_waiting_for_output(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    text = "x" * 2_500_000 + "\nlast\n"
+    assert run(["submit", "-d", job_file(served, *names)]) == 0
+    for name in names:
+        write_log(served, name, text)
+    served.do(served.rig.backend.settle(1000.0))
+    capsys.readouterr()
+    pauses: list[float] = []
+    monkeypatch.setattr("carpool.cli.verbs.submit.time.sleep", pauses.append)
+    with connect("") as client:
+        assert submit.follow(client, names, as_json=False) == 0
+    assert max(pauses) < submit.LOG_POLL_S
+    printed = capsys.readouterr().out
+    assert printed.count("x") == len(names) * 2_500_000
+    assert printed.count("last\n") == len(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,10 @@ DAEMON_LOG = "daemon.log"  # stdout and stderr of a daemon started by `submit`, 
 _START_TIMEOUT_S = 60.0
 _START_POLL_S = 0.05
 CARPOOL_FAILED = 125  # exit code: carpool itself failed, not the job
-_LOG_POLL_S = 0.3
+LOG_POLL_S = 0.3
+_PAUSE_S = 0.05  # between requests for one log: the daemon allows one user 50 requests per second
+_MORE_BYTES = 1 << 17  # a piece of a log of this length: more of it waits
+_LONGEST_LINE = 1 << 20  # characters; longer ones are printed in parts
 _EPILOG = """\b
 Examples:
   carpool submit -- python train.py --lr 0.1
@@ -85,7 +88,7 @@ def submit(
     try:
         with connect(server) as client:
             names = _submit(client, program or Path(jobs or ""), key, server, sweep)
-            return _print_names(names, as_json) if detach else _follow(client, names, as_json)
+            return _print_names(names, as_json) if detach else follow(client, names, as_json)
     except KeyboardInterrupt:
         hint = f"the jobs continue; cancel them with: carpool cancel {' '.join(names)}"
         print_note(hint if names else "check whether the jobs were accepted: carpool ps --all")
@@ -166,21 +169,23 @@ def _print_names(names: list[str], as_json: bool) -> int:
     return 0
 
 
-def _follow(client: Client, names: list[str], as_json: bool) -> int:
+def follow(client: Client, names: Sequence[str], as_json: bool) -> int:
     """Print the logs until all jobs have ended; lines are prefixed with the job's name if there are several jobs."""
     offsets = dict.fromkeys(names, 0)
     partial_lines = dict.fromkeys(names, "")
     while offsets:
+        most = 0
         for name in list(offsets):
             chunk = client.log(name, offsets[name])
             offsets[name] = chunk["next"]
+            most = max(most, chunk["next"] - chunk["start"])
             if not as_json:
                 text = partial_lines[name] + chunk["text"]
                 partial_lines[name] = _print_log(name, text, len(names) == 1, chunk["is_over"])
             if chunk["is_over"]:
                 del offsets[name]
         if offsets:
-            time.sleep(max(_LOG_POLL_S, 0.05 * len(offsets)))
+            time.sleep(max(LOG_POLL_S if most < _MORE_BYTES else 0.0, _PAUSE_S * len(offsets)))
     return _print_end([client.job(name) for name in names], as_json)
 
 
@@ -191,6 +196,8 @@ def _print_log(name: str, text: str, is_only_job: bool, is_over: bool) -> str:
         sys.stdout.flush()
         return ""
     *lines, rest = text.split("\n")
+    if len(rest) > _LONGEST_LINE:
+        lines, rest = [*lines, rest], ""
     for line in [*lines, rest] if is_over and rest else lines:
         click.echo(f"{name} | {line}")
     return "" if is_over else rest
