@@ -15,6 +15,8 @@ from carpool.jobs.untrusted_file import last_line, next_data
         (b"\n \n", ""),
         (b"one\ntwo\n\n", "two"),
         (b"a bar 50%\ra bar 100%\r", "a bar 100%"),
+        (b"exitcode: 1\n=====\n\n-----\n", "exitcode: 1"),
+        (b"=====\n-----\n\n", "-----"),
         (b"\x1b[31mred\x07\n", "[31mred"),
         (b"\xff\xfe\n", "\ufffd\ufffd"),
         (b"x" * 100_000, "x" * 199 + "\u2026"),

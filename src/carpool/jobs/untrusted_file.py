@@ -52,7 +52,10 @@ def append_untrusted(path: Path, content: bytes) -> None:
 
 
 def last_line(path: Path, most: int = 200) -> str:
-    """The last line of a log with its printable characters, at most `most`; empty if none can be read."""
+    """The last line of a log, at most `most` printable characters of it; rulers count only where there is no text.
+
+    Empty if none can be read.
+    """
     try:
         with os.fdopen(open_untrusted(path), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -60,5 +63,10 @@ def last_line(path: Path, most: int = 200) -> str:
     except OSError:
         return ""
     lines = ["".join(filter(str.isprintable, line)).strip() for line in text.splitlines()]
-    found = next(filter(None, reversed(lines)), "")
+    found = max(reversed(lines), key=_content, default="")
     return found if len(found) <= most else f"{found[: most - 1]}…"
+
+
+def _content(line: str) -> int:
+    """2 for a line with a letter or digit, 1 for other characters, 0 for an empty line."""
+    return 2 if any(map(str.isalnum, line)) else int(bool(line))
