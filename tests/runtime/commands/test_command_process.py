@@ -78,6 +78,28 @@ def test_a_command_that_cannot_be_started_fails_and_leaves_nothing_open(
     assert left_open == 0
 
 
+def printed(folder: Path, program: Program, device: LocalDevice) -> str:
+    """The output of a program that runs to its end on a device."""
+
+    async def run() -> None:
+        ended = asyncio.Event()
+
+        def on_facts(new: Sequence[Fact]) -> None:
+            if any(isinstance(fact, JobFailed | JobFinished) for fact in new):
+                ended.set()
+
+        own = JobFolder(folder, "a")
+        own.make(resume=False)
+        command = CommandProcess(JobId("a"), program, own, {0: device}, CoreAllocator([]), 1.0, Listener(on_facts))
+        command.order(0.0, Target(1, (WorkerSlot(0),)))
+        await asyncio.wait_for(ended.wait(), 60.0)
+        await command.wait()
+        command.close()
+
+    asyncio.run(run())
+    return (JobFolder(folder, "a").path / "log").read_text(encoding="utf-8").strip()
+
+
 @pytest.mark.parametrize(("ours", "seen"), [(None, "1"), ("2,3", "3"), ("GPU-a, GPU-b", "GPU-b")])
 def test_a_command_sees_its_gpu_under_our_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: str | None, seen: str
@@ -87,25 +109,24 @@ def test_a_command_sees_its_gpu_under_our_name(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ours)
     second = LocalDevice(0, "cuda:1", "H200", (), 1)
-    program = Program(command=("sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES" > seen'), folder=str(tmp_path))
+    assert printed(tmp_path, Program(command=("sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"')), second) == seen
 
-    async def run() -> None:
-        ended = asyncio.Event()
 
-        def on_facts(new: Sequence[Fact]) -> None:
-            if any(isinstance(fact, JobFailed | JobFinished) for fact in new):
-                ended.set()
-
-        folder = JobFolder(tmp_path, "a")
-        folder.make(resume=False)
-        command = CommandProcess(JobId("a"), program, folder, {0: second}, CoreAllocator([]), 1.0, Listener(on_facts))
-        command.order(0.0, Target(1, (WorkerSlot(0),)))
-        await asyncio.wait_for(ended.wait(), 60.0)
-        await command.wait()
-        command.close()
-
-    asyncio.run(run())
-    assert (tmp_path / "seen").read_text(encoding="utf-8").strip() == seen
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ({}, ["2", "2", "2"]),
+        ({"OMP_NUM_THREADS": "1"}, ["1", "1", "2"]),
+        ({"MKL_NUM_THREADS": "1"}, ["2", "1", "2"]),
+        ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "4"}, ["1", "4", "2"]),
+    ],
+)
+def test_thread_variables_follow_the_one_that_the_job_sets(
+    tmp_path: Path, environment: dict[str, str], seen: list[str]
+) -> None:
+    names = "$OMP_NUM_THREADS $MKL_NUM_THREADS $CARPOOL_THREADS"
+    program = Program(command=("sh", "-c", f"echo {names}"), environment=environment)
+    assert printed(tmp_path, program, LocalDevice(0, "cpu:0", "cpu2", (0, 1))).split() == seen
 
 
 def test_progress_is_found_in_the_output_of_the_present_start(tmp_path: Path) -> None:

@@ -403,7 +403,7 @@ class CommandProcess:
         gpus = cuda_visible_names(indices, os.environ.get("CUDA_VISIBLE_DEVICES"))
         return {
             **os.environ,
-            **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+            **dict.fromkeys(_THREAD_VARIABLES, self.program.environment.get(_THREAD_VARIABLES[0], str(threads))),
             **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             **self._lane_environment(slots),
             "CARPOOL_JOB": self.state.job,
