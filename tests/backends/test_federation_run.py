@@ -30,6 +30,7 @@ from carpool.federated.messages import (
     Record,
     StartWork,
     TaskResult,
+    WorkReported,
 )
 from carpool.federated.updates import decode_weights, encode_weights
 from carpool.runtime.process.channel import Received, close_all
@@ -294,10 +295,66 @@ def test_tasks_that_cannot_train_fail_and_the_others_do_not(tmp_path: Path, run:
     assert {name for name, each in summaries.items() if not each.failed} == {"good"}
 
 
+def spoiled(arrays: dict[str, Any], fault: str) -> dict[str, Any]:
+    """The arrays of an update with a fault."""
+    name = "0.weight"
+    value = arrays[name]
+    made: dict[str, Any] = {
+        "nan": np.full_like(value, np.nan),
+        "infinite": np.full_like(value, np.inf),
+        "shape": value.T,
+        "empty": value[:0],
+        "dtype": value.astype(np.float64),
+        "complex": value.astype(np.complex64),
+        "swapped": value.astype(value.dtype.newbyteorder()),
+    }
+    if fault == "missing":
+        return {key: array for key, array in arrays.items() if key != name}
+    return {**arrays, name: made.get(fault, value), **({"extra": value} if fault == "extra" else {})}
+
+
+REFUSED = {
+    "nan": Outcome.NOT_FINITE,
+    "infinite": Outcome.NOT_FINITE,
+    "shape": Outcome.WRONG_SHAPE,
+    "empty": Outcome.WRONG_SHAPE,
+    "extra": Outcome.WRONG_SHAPE,
+    "missing": Outcome.WRONG_SHAPE,
+    "dtype": Outcome.WRONG_DTYPE,
+    "complex": Outcome.WRONG_DTYPE,
+    "swapped": Outcome.WRONG_DTYPE,
+    "large": Outcome.OVERSIZED,
+    "junk": Outcome.UNREADABLE,
+    "without": Outcome.UNREADABLE,
+    "invented": Outcome.FAILED,
+    "samples": Outcome.INFLATED,
+    "few-steps": Outcome.INFLATED,
+    "many-steps": Outcome.INFLATED,
+    "twice": Outcome.DUPLICATE,
+    "stale": Outcome.STALE,
+    "early": Outcome.NOT_ORDERED,
+}
+UNREADABLE_REPORTS: dict[str, dict[str, Any]] = {
+    "text": {"samples": "many"},
+    "negative": {"samples": -5},
+    "huge": {"samples": 1 << 60},
+    "endless": {"busy_s": float("inf")},
+    "unknown": {"colour": "red"},
+}
+CLAIMS: dict[str, dict[str, Any]] = {
+    **UNREADABLE_REPORTS,
+    "invented": {"outcome": "splendid"},
+    "samples": {"samples": 100_000},
+    "few-steps": {"steps": 1},
+    "many-steps": {"steps": 1 << 39},
+    "good": {"num_bytes": 1 << 39},
+}
+
+
 class HostileDevices:
     """Devices that answer at once, each with its own fault; in place of processes."""
 
-    NAMES = ("good", "nan", "shape", "large", "junk", "twice", "stale", "silent", "broken", "without", "invented")
+    NAMES = ("good", *REFUSED, *UNREADABLE_REPORTS, "silent")
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
@@ -308,26 +365,19 @@ class HostileDevices:
 
     def run(self, order: StartWork, weights: Sequence[bytes]) -> None:
         (work,) = order.work
-        arrays = decode_weights(weights[0])
-        if order.device == "nan":
-            arrays["0.weight"][:] = np.nan
-        elif order.device == "shape":
-            arrays["0.weight"] = arrays["0.weight"].T
-        data = {"large": b"x" * 1_000_000, "junk": b"junk"}.get(order.device, encode_weights(arrays))
-        result = TaskResult(work.task, work.round, work.samples, 1, 0.1, len(data), outcome="accepted")._asdict()
-        if order.device == "broken":
-            result["samples"] = "many"
-        if order.device == "invented":
-            result["outcome"] = "splendid"
-        files = [] if order.device == "without" else [data]
-        if order.device == "twice":
-            files.append(encode_weights({**arrays, "0.bias": arrays["0.bias"] + 100}))  # with other weights
-        done = TasksDone(order.cycle, (result,), 0.1)
-        found: list[Event] = [(order.device, Received(done, (memory_file_of(each, "update"),))) for each in files]
-        found = found or [(order.device, Received(done, ()))]
-        if order.device == "stale":
+        name, arrays = order.device, decode_weights(weights[0])
+        data = {"large": b"x" * 1_000_000, "junk": b"junk"}.get(name, encode_weights(spoiled(arrays, name)))
+        result = TaskResult(work.task, work.round, work.samples, 2, 0.1, len(data), outcome="accepted")._asdict()
+        result |= CLAIMS.get(name, {})
+        other = encode_weights({**arrays, "0.bias": arrays["0.bias"] + 100})  # with other weights
+        done, next_done = (TasksDone(order.cycle + more, (result,), 0.1) for more in (0, 1))
+        reports: list[tuple[TasksDone, list[bytes]]] = [(done, [] if name == "without" else [data])]
+        if name in ("twice", "early"):
+            reports.append((done if name == "twice" else next_done, [other]))
+        found = [received(name, *each) for each in reports]
+        if name == "stale":
             found, self._late = self._late, found  # it answers one cycle late
-        for event in found if order.device != "silent" else ():
+        for event in found if name != "silent" else ():
             self.events.put_nowait(event)
 
     def halt(self, missing: Sequence[DeviceName]) -> None:
@@ -347,6 +397,10 @@ class HostileDevices:
                 close_all(event.fds)
 
 
+def received(name: str, done: TasksDone, files: Sequence[bytes]) -> Event:
+    return name, Received(done, tuple([memory_file_of(each, "update") for each in files]))
+
+
 def test_every_hostile_update_has_its_outcome_and_the_good_ones_count(tmp_path: Path, run: Runs) -> None:
     devices = [{"name": name, "slowdown": 1} for name in HostileDevices.NAMES]
     file = federation(
@@ -355,25 +409,23 @@ def test_every_hostile_update_has_its_outcome_and_the_good_ones_count(tmp_path: 
     summaries, records = run(file, tmp_path / "run", devices=HostileDevices())
     assert (summaries[TaskName("a")].rounds, summaries[TaskName("a")].failed) == (3, False)
     refused = {(refusal.device, refusal.outcome) for record in records for refusal in record.refused}
-    assert refused == {
-        ("nan", Outcome.NOT_FINITE),
-        ("shape", Outcome.WRONG_SHAPE),
-        ("large", Outcome.OVERSIZED),
-        ("junk", Outcome.UNREADABLE),
-        ("twice", Outcome.DUPLICATE),
-        ("stale", Outcome.STALE),
-        ("without", Outcome.UNREADABLE),
-        ("invented", Outcome.FAILED),
-    }
+    assert refused == set(REFUSED.items())
     model = FederationStore(tmp_path / "run").load_model(TaskName("a"), ())
     assert model is not None
-    assert np.abs(model.weights["0.bias"]).max() < 10  # the first of two updates counts, not the second
+    assert np.abs(model.weights["0.bias"]).max() < 10  # neither a second report counts, nor one before its cycle
     used = {order.devices for record in records for order in record.orders if isinstance(order, Aggregate)}
-    assert used == {("good", "twice")}
+    assert used == {("early", "good", "twice")}
     missing = [order.missing for record in records for order in record.orders if isinstance(order, CloseCycle)]
-    assert missing == [("broken", "silent", "stale"), ("silent", "stale"), ("silent", "stale")]
-    lost = [fact for record in records for fact in record.facts if isinstance(fact, DeviceLost)]
-    assert [(fact.device, "many" in fact.reason) for fact in lost] == [("broken", True)]
+    assert missing == [
+        tuple(sorted((*UNREADABLE_REPORTS, "silent", "stale"))),
+        ("silent", "stale"),
+        ("silent", "stale"),
+    ]
+    lost = {fact.device: fact.reason for record in records for fact in record.facts if isinstance(fact, DeviceLost)}
+    assert lost.keys() == UNREADABLE_REPORTS.keys()
+    assert "-5" in lost[DeviceName("negative")]
+    reported = [fact for record in records for fact in record.facts if isinstance(fact, WorkReported)]
+    assert max(result.num_bytes for fact in reported if fact.device == "good" for result in fact.results) < 10_000
 
 
 def test_a_task_without_data_on_a_device_is_not_ordered_there(tmp_path: Path, run: Runs) -> None:

@@ -75,6 +75,10 @@ def test_a_federation_is_run_compared_and_not_run_twice(tmp_path: Path, capsys: 
         ("rounds = 3", "min_devices = 3"),
         ("rounds = 3", "epochs_range = [4, 1]"),
         ("rounds = 3", "levels = []"),
+        (
+            "[[device]]",
+            "".join(f"[[task]]\nname = 't{n}'\nentry = 'entry.py:make'\n" for n in range(64)) + "[[device]]",
+        ),
     ],
 )
 def test_bad_files_are_bad_input(tmp_path: Path, old: str, new: str) -> None:

@@ -70,13 +70,18 @@ def test_a_compressed_update_is_not_unpacked() -> None:
     assert check_encoded(stream.getvalue(), BASE, Limits()).outcome is Outcome.UNREADABLE
 
 
+def archive_of(name: str, descr: str, shape: tuple[int, ...], data: bytes) -> bytes:
+    header, stream = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr(f"{name}.npy", header.getvalue() + data)
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize("shape", [(1 << 40,), (-1,), (1 << 20, 1 << 20, 1 << 20), (3,)])
 def test_an_array_must_have_the_bytes_that_its_header_claims(shape: tuple[int, ...]) -> None:
-    header, stream = io.BytesIO(), io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("weight.npy", header.getvalue() + bytes(8))
-    assert check_encoded(stream.getvalue(), BASE, Limits()).outcome is Outcome.UNREADABLE
+    data = archive_of("weight", "<f4", shape, bytes(8))
+    assert check_encoded(data, BASE, Limits()).outcome is Outcome.UNREADABLE
 
 
 def test_counters_that_cannot_be_averaged_are_refused() -> None:
@@ -101,3 +106,10 @@ def test_pickled_objects_are_not_loaded() -> None:
     stream = io.BytesIO()
     np.savez(stream, weight=np.array([{}], dtype=object))
     assert check_encoded(stream.getvalue(), BASE, Limits()).outcome is Outcome.UNREADABLE
+
+
+@pytest.mark.parametrize(("data", "outcome"), [(b"\1\0", Outcome.ACCEPTED), (b"\1\7", Outcome.UNREADABLE)])
+def test_flags_are_zero_or_one(data: bytes, outcome: Outcome) -> None:
+    """Any other byte would count as True here and keep its value in torch."""
+    base = {"mask": np.array([True, False])}
+    assert check_encoded(archive_of("mask", "|b1", (2,), data), base, Limits()).outcome is outcome

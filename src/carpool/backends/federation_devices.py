@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from carpool.core.errors import CarpoolError, InputError
-from carpool.core.model import Kind
+from carpool.core.typed_fields import InvalidField, decode_fields, shown
 from carpool.federated.federation import DeviceName
 from carpool.federated.federation_file import FederatedDevice, FederationFile
 from carpool.federated.messages import DeviceJoined, StartWork
@@ -150,11 +150,15 @@ def host_message(file: FederationFile, device: FederatedDevice) -> HostTasks:
     )
 
 
-def joined(device: FederatedDevice, about: dict[str, Any]) -> DeviceJoined:
-    """The fact that a device is ready, from what its process says about its tasks."""
-    volumes = {task: int(each["volume"]) for task, each in about.items()}
-    sample_s = {task: float(each["sample_s"]) for task, each in about.items() if each["volume"]}
-    return DeviceJoined(device.name, Kind(device.device), volumes, sample_s)
+def joined(device: FederatedDevice, about: Mapping[str, Any]) -> DeviceJoined:
+    """The fact that a device is ready, from what it says about its tasks; InvalidField if that cannot be."""
+    try:
+        volumes = {task: each["volume"] for task, each in about.items()}
+        sample_s = {task: each["sample_s"] for task, each in about.items() if each["volume"]}
+    except (KeyError, TypeError):
+        raise InvalidField("DeviceDescribed", "tasks", f"is {shown(about)}; each has a volume and sample_s") from None
+    given = {"device": device.name, "kind": device.device, "volumes": volumes, "sample_s": sample_s}
+    return decode_fields(DeviceJoined, given)
 
 
 def send(channel: AsyncChannel, message: Message, files: Sequence[bytes]) -> None:

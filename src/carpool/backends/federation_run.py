@@ -20,7 +20,7 @@ from carpool.backends.federation_devices import (
 )
 from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import InputError
-from carpool.core.typed_fields import InvalidField, decode_value, shown
+from carpool.core.typed_fields import InvalidField, decode_value, shortened
 from carpool.federated.aggregation import ServerModel, next_model
 from carpool.federated.coordinator import Coordinator
 from carpool.federated.federation import DeviceName, Federation, TaskName
@@ -256,7 +256,7 @@ class FederationRun:
         try:
             given = [_task_result(each) for each in done.results]
         except (InvalidField, TypeError) as error:
-            return self._now(), [DeviceLost(name, f"its report cannot be read: {shown(error)}")]
+            return self._now(), [DeviceLost(name, f"its report cannot be read: {shortened(str(error), 200)}")]
         for result in given:
             data = left.pop(0) if result.steps and left else None
             results.append(self._checked(name, done.cycle, result, data))
@@ -271,8 +271,10 @@ class FederationRun:
 
     def _checked(self, device: DeviceName, cycle: int, result: TaskResult, fd: int | None) -> TaskResult:
         """The result with the outcome of its checks; an update that passes them is stored before it is reported."""
-        model, key = self._models.get(result.task), (cycle, device, result.task)
+        model, key, is_open = self._models.get(result.task), (cycle, device, result.task), self._is_open(cycle)
         if model is None or result.round != model.rounds or result.outcome != Outcome.ACCEPTED or not result.steps:
+            return result
+        if not is_open:  # the coordinator refuses it; stored, it would count in a later cycle of this number
             return result
         if fd is None:
             return result._replace(outcome=Outcome.UNREADABLE, detail="no weights came with the result")
@@ -284,7 +286,10 @@ class FederationRun:
         if checked.outcome is Outcome.ACCEPTED:
             self._store.save_update(cycle, device, result.task, data)
             self._stored.add(key)
-        return result._replace(outcome=checked.outcome, detail=checked.detail)
+        return result._replace(outcome=checked.outcome, detail=checked.detail, num_bytes=len(data))
+
+    def _is_open(self, cycle: int) -> bool:
+        return self.coordinator.cycle is not None and self.coordinator.cycle.number == cycle
 
     def _on_evaluated(self, evaluated: TaskEvaluated) -> tuple[float, list[Fact]]:
         self._evaluating -= 1

@@ -162,7 +162,7 @@ class Coordinator:
         used: list[TaskResult] = []
         refused = []
         for result in fact.results:
-            outcome = _outcome_of_result(ordered, used, result)
+            outcome = self._outcome_of_result(device, ordered, used, result)
             if outcome is Outcome.ACCEPTED:
                 used.append(result)
                 steps = result.steps / ordered[result.task].runs_begun(result.samples)
@@ -183,6 +183,30 @@ class Coordinator:
         if fact.device not in self.cycle.orders:
             return Outcome.NOT_ORDERED
         return Outcome.DUPLICATE if fact.device in self.cycle.reported else Outcome.ACCEPTED
+
+    def _outcome_of_result(
+        self,
+        device: DeviceState,
+        ordered: Mapping[TaskName, Work],
+        used: Sequence[TaskResult],
+        result: TaskResult,
+    ) -> Outcome:
+        """Whether a result answers what was ordered; if so, the outcome of the checks of its content."""
+        work = ordered.get(result.task)
+        if work is None or work.round != result.round:
+            return Outcome.NOT_ORDERED
+        if any(each.task == result.task for each in used):
+            return Outcome.DUPLICATE
+        outcome = Outcome(result.outcome) if result.outcome in set(Outcome) else Outcome.FAILED
+        if outcome is not Outcome.ACCEPTED:
+            return outcome
+        if not (result.steps and result.samples):
+            return Outcome.NO_WORK
+        volume = device.volumes.get(result.task, 0)
+        if self.tasks[result.task].task.whole_epochs:
+            work = work._replace(batch_size=volume)
+        fits = result.samples <= work.samples and work.can_take(result.steps, result.samples, volume)
+        return Outcome.ACCEPTED if fits else Outcome.INFLATED
 
     def _close(self) -> list[Order]:
         """Close the cycle when all devices have reported or are lost, or at its deadline."""
@@ -277,21 +301,6 @@ class Coordinator:
             self.num_cycles = order.cycle
         self.cycle.orders.setdefault(order.device, order)
         self.cycle.pending.add(order.device)
-
-
-def _outcome_of_result(ordered: Mapping[TaskName, Work], used: Sequence[TaskResult], result: TaskResult) -> Outcome:
-    """Whether a result answers what was ordered; if so, the outcome of the checks of its content."""
-    work = ordered.get(result.task)
-    if work is None or work.round != result.round:
-        return Outcome.NOT_ORDERED
-    if any(each.task == result.task for each in used):
-        return Outcome.DUPLICATE
-    outcome = Outcome(result.outcome) if result.outcome in set(Outcome) else Outcome.FAILED
-    if outcome is Outcome.ACCEPTED and result.samples > work.samples:
-        return Outcome.INFLATED
-    if outcome is Outcome.ACCEPTED and not (result.steps and result.samples):
-        return Outcome.NO_WORK
-    return outcome
 
 
 def _never(task: Task) -> float:

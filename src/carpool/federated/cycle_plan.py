@@ -39,7 +39,9 @@ class DeviceState:
         is_first = not self.sample_s
         for result in results:
             if result.samples and result.busy_s > 0.0:
-                value = result.busy_s / result.samples
+                value = (
+                    min(result.busy_s, seconds) / result.samples
+                )  # a device cannot be busy for longer than the cycle
                 old = self.sample_s.get(result.task, value)
                 self.sample_s[result.task] = old + _NEW_PART * (value - old)
         if planned_s > 0.0 and seconds > 0.0 and not is_first:  # the first plan knew no rates

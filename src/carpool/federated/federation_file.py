@@ -29,6 +29,7 @@ _LIMIT_KEYS = ("max_update", "max_norm")
 _PROGRAM_KEYS = ("entry", "args", "partition", "client_app", "client_config")
 _DEVICE_KEYS = ("name", "device", "slowdown", "count")
 _MAX_DEVICES = 1024
+_MAX_TASKS = 64  # the weights of all travel in one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,10 @@ def parse_federation(data: Mapping[str, Any], folder: Path, where: str) -> Feder
     if not isinstance(tables, list) or not tables:
         raise InputError(
             "has no [[task]] table", where=where, way_out='Add one: [[task]] name = "a" entry = "train.py:main".'
+        )
+    if len(tables) > _MAX_TASKS:
+        raise InputError(
+            f"has {len(tables)} tasks; at most {_MAX_TASKS}", where=where, way_out="Divide them over several files."
         )
     seed = Table(data, where).whole("seed", 0, least=0)
     tasks, programs, sized = [], {}, set()

@@ -29,7 +29,7 @@ class Outcome(StrEnum):
     STALE = "stale"  # of an earlier cycle
     DUPLICATE = "duplicate"
     NOT_ORDERED = "not ordered"  # unknown device or task, or work that was not asked for
-    INFLATED = "inflated"  # claims more samples than were ordered
+    INFLATED = "inflated"  # claims more samples than were ordered, or steps that do not fit its samples
 
 
 class Work(NamedTuple):
@@ -46,6 +46,14 @@ class Work(NamedTuple):
     def runs_begun(self, samples: int) -> int:
         """How many runs so many samples are."""
         return max(1, -(-samples * self.runs // self.samples))
+
+    def can_take(self, steps: int, samples: int, volume: int) -> bool:
+        """Whether so many samples of a device that holds `volume` can take so many steps.
+
+        Steps are full but for the last of an epoch and of a run: at least every second one.
+        """
+        full = min(self.batch_size, volume) or 1
+        return -(-samples // self.batch_size) <= steps <= 2 * (-(-samples // full) + self.runs)
 
 
 class TaskResult(NamedTuple):

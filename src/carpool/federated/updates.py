@@ -68,6 +68,8 @@ def _decode_array(data: bytes) -> Array:
     size = len(data) - stream.tell()
     if dtype.hasobject or min(shape, default=1) < 0 or prod(shape) * dtype.itemsize != size:
         raise ValueError(f"an array claims shape {shape} of {dtype} and has {size} bytes")
+    if dtype.kind == "b" and max(data[stream.tell() :], default=0) > 1:
+        raise ValueError("an array of flags has values other than 0 and 1")
     flat = np.frombuffer(data, dtype, offset=stream.tell())
     return flat.reshape(shape, order="F" if is_fortran else "C").copy()
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from carpool.backends.federation_devices import NO_DEVICE, Event, Lost, joined, send
 from carpool.backends.flower.socket_file import listen
 from carpool.core.errors import CarpoolError, InputError
+from carpool.core.typed_fields import InvalidField
 from carpool.federated.federation import DeviceName
 from carpool.federated.federation_file import FederationFile
 from carpool.federated.messages import DeviceJoined, StartWork
@@ -199,6 +200,11 @@ class FlowerDevices:
             why = "no device of this federation" if device is None else "it has another federation file"
             _log.warning("node %s (%s) does not take part: %s", node, described.name, why)
             return
+        try:
+            fact = joined(device, described.tasks)
+        except InvalidField as error:
+            _log.warning("node %s (%s) does not take part: %s", node, described.name, error)
+            return
         before = self._nodes.get(device.name)
         if before == node:
             return
@@ -206,7 +212,7 @@ class FlowerDevices:
             self._names[before] = None
             self._lose(device.name, "its SuperNode was started again")
         self._names[node], self._nodes[device.name] = device.name, node
-        self.events.put_nowait((device.name, joined(device, described.tasks)))
+        self.events.put_nowait((device.name, fact))
 
     def _lose(self, name: str, reason: str) -> None:
         self._working.discard(name)

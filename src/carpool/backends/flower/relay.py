@@ -22,7 +22,16 @@ from flwr.serverapp import Grid, ServerApp
 
 from carpool.core.errors import CarpoolError
 from carpool.core.typed_fields import shown
-from carpool.runtime.process.channel import Channel, Closed, Received, close_all, decode, encode
+from carpool.runtime.process.channel import (
+    MAX_DESCRIPTORS,
+    MAX_MESSAGE_BYTES,
+    Channel,
+    Closed,
+    Received,
+    close_all,
+    decode,
+    encode,
+)
 from carpool.runtime.process.protocol import Alive, NodeAnswered, NodesListed, SendToNode
 from carpool.runtime.process.shared_memory import memory_file_of, read_memory_file
 
@@ -92,6 +101,22 @@ def _answer(channel: Channel) -> Received:
             return received
 
 
+def answer_of(node: str, content: RecordDict, stamps: dict[str, float]) -> tuple[NodeAnswered, list[bytes]]:
+    """A node's answer and its files; its error for what the federation could not read, which would end there."""
+    try:
+        message, files, theirs = unpacked(content)
+        answered = NodeAnswered(node, message, stamps={**stamps, **theirs, "pulled": time.time()})
+        line = encode(answered)
+        if len(line) > MAX_MESSAGE_BYTES or len(files) > MAX_DESCRIPTORS:
+            raise ValueError(
+                f"{len(line)} bytes, at most {MAX_MESSAGE_BYTES}; {len(files)} arrays, at most {MAX_DESCRIPTORS}"
+            )
+        decode(line)
+    except Exception as error:  # noqa: BLE001 - a node may send anything
+        return NodeAnswered(node, error=f"its answer cannot be read: {shown(error)}"), []
+    return answered, files
+
+
 @server_app.main()
 def relay_to_nodes(grid: Grid, context: Context) -> None:
     """Pass messages of a federation on to nodes, and their answers back, until the federation closes the channel."""
@@ -146,13 +171,9 @@ class Relay:
         if reply.has_error():
             self._channel.send(NodeAnswered(node, error=shown(reply.error.reason or f"code {reply.error.code}")))
             return
-        try:
-            message, files, theirs = unpacked(reply.content)
-        except (KeyError, TypeError, ValueError) as error:  # a node may send anything
-            self._channel.send(NodeAnswered(node, error=f"its answer cannot be read: {shown(error)}"))
-            return
+        answered, files = answer_of(node, reply.content, stamps)
         fds = [memory_file_of(data, "update") for data in files]
-        self._channel.send(NodeAnswered(node, message, stamps={**stamps, **theirs, "pulled": time.time()}), fds)
+        self._channel.send(answered, fds)
         close_all(fds)
 
     def _list_nodes(self) -> None:

@@ -28,9 +28,9 @@ from carpool.runtime.process import protocol
 from carpool.runtime.process.protocol import Alive, Message
 
 _READ_BYTES = 1 << 16
-_MAX_DESCRIPTORS = 64  # of one message
+MAX_DESCRIPTORS = 64  # of one message
 MAX_MESSAGE_BYTES = 1 << 24
-_ANCILLARY_BYTES = socket.CMSG_LEN(_MAX_DESCRIPTORS * struct.calcsize("i"))
+_ANCILLARY_BYTES = socket.CMSG_LEN(MAX_DESCRIPTORS * struct.calcsize("i"))
 _READ_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 _TYPES: dict[str, type[Message]] = {
@@ -236,7 +236,7 @@ class _Incoming:
         for _, _, numbers in ancillary:
             self._fds.extend(memoryview(numbers).cast("i"))
         if flags & socket.MSG_CTRUNC:
-            raise ProtocolError(f"descriptors were lost: more than {_MAX_DESCRIPTORS} in a message, or too many open")
+            raise ProtocolError(f"descriptors were lost: more than {MAX_DESCRIPTORS} in a message, or too many open")
         if not data:
             raise Closed("the other side closed the channel")
         first, *rest = data.split(b"\n")
@@ -256,7 +256,7 @@ class _Incoming:
         count = 0
         if line[:1].isdigit():
             number, _, line = line.partition(b" ")
-            count = int(number) if len(number) <= 3 and number.isdigit() else _MAX_DESCRIPTORS + 1
+            count = int(number) if len(number) <= 3 and number.isdigit() else MAX_DESCRIPTORS + 1
         if count > len(self._fds):
             raise ProtocolError(f"{line[:80]!r} needs {count} descriptors; {len(self._fds)} came")
         return Received(decode(line), tuple(self._fds.popleft() for _ in range(count)))
