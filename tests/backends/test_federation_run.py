@@ -112,6 +112,22 @@ def exits(where):
         threading.Event().wait()
     return replace(make(), evaluate=lambda model: os._exit(9))
 
+def meets(own, other):
+    training = make()
+    calls = [0]
+    def loss(model, batch):
+        calls[0] += 1
+        if calls[0] > 3:  # three steps are timed before the first cycle
+            Path(own).touch()
+            for _ in range(200):
+                if Path(other).exists():
+                    break
+                threading.Event().wait(0.05)
+            else:
+                raise ValueError("the other task does not come")
+        return cross_entropy(model(batch[0]), batch[1])
+    return replace(training, loss=loss)
+
 def no_entry():
     raise RuntimeError("missing data")
 """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.core.errors import CarpoolError, InputError, JournalError, UnknownName
 from carpool.core.model import Kind
 from carpool.federated.coordinator import Coordinator
-from carpool.federated.cycle_plan import mismatch
+from carpool.federated.cycle_plan import dealt, mismatch
 from carpool.federated.federation import PLANS, DeviceName, Federation, Target, Task, TaskName
 from carpool.federated.figures import FederationFigures
 from carpool.federated.journal import JournalWriter, read_journal
@@ -198,6 +198,22 @@ def test_tasks_that_need_more_time_get_a_larger_share() -> None:
     _, _, orders = start(federation(), ONE)
     shares = {work.task: work.share for work in orders[ONE].work}
     assert shares[A] > shares[B]
+
+
+def test_work_is_dealt_to_cores_longest_first() -> None:
+    seconds = {"a": 1.0, "b": 4.0, "c": 2.0, "d": 3.0}
+    assert dealt(seconds, 2) == [["b", "a"], ["d", "c"]]
+    assert dealt(seconds, 9) == [["b"], ["d"], ["c"], ["a"]]
+    assert dealt(dict.fromkeys("abc", 0.0), 2) == [["a", "c"], ["b"]]  # nothing is known yet
+
+
+def test_a_device_of_several_cores_does_its_tasks_side_by_side() -> None:
+    """An epoch takes 1.4 s in turn and as long as the longest task, 1 s, on two cores."""
+    one, two = measured({ONE: 0.01, TWO: 0.01})
+    orders = works(Coordinator(federation()).handle(0.0, [one, replace(two, cores=2)]))
+    assert sum(work.samples for work in orders[ONE].work) == 140
+    assert {work.task: work.samples for work in orders[TWO].work} == {A: 141, B: 56}  # shares come in levels
+    assert [order.planned_s for order in orders.values()] == pytest.approx([1.4, 1.4], rel=0.01)
 
 
 def test_a_heavier_task_makes_more_epochs() -> None:

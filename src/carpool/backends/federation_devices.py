@@ -142,12 +142,31 @@ async def start_process(
 
 
 def host_message(file: FederationFile, device: FederatedDevice) -> HostTasks:
-    """What the process of a device hosts."""
-    cores, part = sorted(os.sched_getaffinity(0)), file.devices.index(device)
-    own = (cores[part % len(cores)],) if device.device == "cpu" else ()
+    """What the process of a device hosts; InputError if this machine has fewer cores than the device."""
+    part = file.devices.index(device)
     return HostTasks(
-        device.name, file.hosted_tasks(), part, len(file.devices), device.device, own, slowdown=device.slowdown
+        device.name,
+        file.hosted_tasks(),
+        part,
+        len(file.devices),
+        device.device,
+        _cores_of(file, part),
+        slowdown=device.slowdown,
     )
+
+
+def _cores_of(file: FederationFile, part: int) -> tuple[int, ...]:
+    """The cores of a CPU device: those after the ones of the devices before it, as far as the machine has as many."""
+    device, there = file.devices[part], sorted(os.sched_getaffinity(0))
+    if device.device != "cpu":
+        return ()
+    if device.cores > len(there) and not device.slowdown:
+        raise InputError(
+            f"device {device.name!r} has cores = {device.cores}, and {len(there)} cores are here",
+            way_out="Lower it, or emulate: slowdown = 1 for all devices counts CPU seconds.",
+        )
+    first = sum([before.cores for before in file.devices[:part] if before.device == "cpu"])
+    return tuple([there[(first + place) % len(there)] for place in range(device.cores)])
 
 
 def joined(device: FederatedDevice, about: Mapping[str, Any]) -> DeviceJoined:
@@ -157,7 +176,13 @@ def joined(device: FederatedDevice, about: Mapping[str, Any]) -> DeviceJoined:
         sample_s = {task: each["sample_s"] for task, each in about.items() if each["volume"]}
     except (KeyError, TypeError):
         raise InvalidField("DeviceDescribed", "tasks", f"is {shown(about)}; each has a volume and sample_s") from None
-    given = {"device": device.name, "kind": device.device, "volumes": volumes, "sample_s": sample_s}
+    given = {
+        "device": device.name,
+        "kind": device.device,
+        "volumes": volumes,
+        "sample_s": sample_s,
+        "cores": device.cores,
+    }
     return decode_fields(DeviceJoined, given)
 
 

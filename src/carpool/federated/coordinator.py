@@ -128,9 +128,10 @@ class Coordinator:
     def _on_joined(self, fact: DeviceJoined) -> list[Refusal]:
         volumes = {TaskName(task): samples for task, samples in fact.volumes.items()}
         known = self.devices.get(fact.device)
-        if known is None or (known.kind, known.volumes) != (fact.kind, volumes):
+        if known is None or (known.kind, known.volumes, known.cores) != (fact.kind, volumes, fact.cores):
             sample_s = {TaskName(task): seconds for task, seconds in fact.sample_s.items() if seconds > 0.0}
-            self.devices[fact.device] = DeviceState(fact.device, fact.kind, volumes, sample_s=sample_s)
+            state = DeviceState(fact.device, fact.kind, volumes, fact.cores, sample_s=sample_s)
+            self.devices[fact.device] = state
         else:
             known.is_present = True
         return []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from carpool.core.estimates import Estimator
+from carpool.core.estimates import DeclaredEstimator, Estimate, Estimator
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Placement
 from carpool.federated.federation import DeviceName, Federation, Task, TaskName
@@ -18,6 +18,7 @@ _LEAST_S = 1e-9
 _NEW_PART = 0.5  # of a measurement in the running mean
 _BIN = log(1.1)  # shares are searched for ratios of seconds in steps of 10 %, so that few searches serve many devices
 
+_Key = TypeVar("_Key")
 ActiveTasks = Mapping[TaskName, tuple[Task, int]]  # tasks that are not over, with their rounds
 
 
@@ -28,6 +29,7 @@ class DeviceState:
     name: DeviceName
     kind: Kind
     volumes: dict[TaskName, int]  # samples it holds of each task
+    cores: int = 1  # so many of its tasks work at once
     is_present: bool = True
     done: dict[TaskName, int] = field(default_factory=dict)  # samples of accepted updates
     sample_s: dict[TaskName, float] = field(default_factory=dict)  # measured seconds per sample alone
@@ -64,6 +66,16 @@ class DevicePlan(NamedTuple):
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class CoreEstimator(DeclaredEstimator):
+    """Rates of tasks that use one core each, on a device of several; shares are parts of all cores."""
+
+    cores: int = 1
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        return Estimate(min(1.0, self.cores * placement.fraction / max(1.0, placement.load)))
+
+
 class CyclePlanner:
     """Plans cycles of a federation. Its answers depend on its arguments only; searches are kept to save time."""
 
@@ -98,20 +110,36 @@ class CyclePlanner:
         alone = [_alone_s(self._estimates, device, task) for task in tasks]
         longest = max(alone)
         bins = tuple([max(round(log(seconds / longest) / _BIN), -60) for seconds in alone])
-        key = (self._estimates.version, device.kind, bins, *[task.name for task in tasks])
+        key = (self._estimates.version, device.kind, device.cores, bins, *[task.name for task in tasks])
         mix = self._mixes.get(key)
         if mix is None:
-            mix = self._mixes[key] = self._search(device.kind, tasks, [exp(each * _BIN) for each in bins])
-        return mix, max([seconds / max(speed, _LEAST_S) for seconds, speed in zip(alone, mix.speeds, strict=True)])
+            mix = self._mixes[key] = self._search(device, tasks, [exp(each * _BIN) for each in bins])
+        seconds = [each / max(speed, _LEAST_S) for each, speed in zip(alone, mix.speeds, strict=True)]
+        if device.cores == 1:
+            return mix, max(seconds)
+        by_core = dealt(dict(enumerate(alone)), device.cores)
+        return mix, max([sum([alone[place] for place in core]) for core in by_core])
 
-    def _search(self, kind: Kind, tasks: Sequence[Task], seconds: Sequence[float]) -> Mix:
+    def _search(self, device: DeviceState, tasks: Sequence[Task], seconds: Sequence[float]) -> Mix:
         """The shares that minimise the time until the last task of a device is done, from proportional ones on."""
         tenants = [Tenant(_as_job(task, each)) for task, each in zip(tasks, seconds, strict=True)]
         levels = self._federation.levels
-        search = ShareSearch(self._estimates, kind, tenants, levels, objective="barrier")
+        estimates = self._estimates if device.cores == 1 else CoreEstimator(cores=device.cores)
+        search = ShareSearch(estimates, device.kind, tenants, levels, objective="barrier")
         start = tuple([Setting(_nearest(levels, each / sum(seconds))) for each in seconds])
         settings, speeds = search.best(start)
         return Mix(settings, tuple(speeds))
+
+
+def dealt(seconds: Mapping[_Key, float], cores: int) -> list[list[_Key]]:
+    """Work dealt to cores: what takes longest first, each to the core that would have it done first."""
+    found: list[list[_Key]] = [[] for _ in range(min(cores, len(seconds)))]
+    ends = [0.0] * len(found)
+    for name in sorted(seconds, key=lambda name: -seconds[name]):
+        core = ends.index(min(ends))
+        found[core].append(name)
+        ends[core] += max(seconds[name], _LEAST_S)
+    return found
 
 
 def _as_job(task: Task, alone_s: float) -> JobSpec:

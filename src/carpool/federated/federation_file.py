@@ -27,8 +27,9 @@ _TASK_KEYS = tuple(
 )
 _LIMIT_KEYS = ("max_update", "max_norm")
 _PROGRAM_KEYS = ("entry", "args", "partition", "client_app", "client_config")
-_DEVICE_KEYS = ("name", "device", "slowdown", "count")
+_DEVICE_KEYS = ("name", "device", "slowdown", "count", "cores")
 _MAX_DEVICES = 1024
+_MAX_CORES = 1024
 _MAX_TASKS = 64  # the weights of all travel in one message
 
 
@@ -49,6 +50,7 @@ class FederatedDevice:
     name: DeviceName
     device: str = "cpu"
     slowdown: float = 0.0  # 0: as fast as it is
+    cores: int = 1  # so many of its tasks work side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,10 @@ def _devices(data: Mapping[str, Any], where: str) -> tuple[FederatedDevice, ...]
         count, base = table.whole("count", 1, most=_MAX_DEVICES), table.text("name") or f"device-{place}"
         names = [base] if "count" not in table.values else [f"{base}-{number}" for number in range(count)]
         slowdown = table.number("slowdown", 1.0) if "slowdown" in table.values else 0.0
-        found += [FederatedDevice(DeviceName(name), _device_type(table), slowdown) for name in names]
+        kind, cores = _device_type(table), table.whole("cores", 1, least=1, most=_MAX_CORES)
+        if cores > 1 and kind != "cpu":
+            raise InputError(f"cores is {cores} for {kind}", where=table.where, way_out="Only give it with 'cpu'.")
+        found += [FederatedDevice(DeviceName(name), kind, slowdown, cores) for name in names]
     names = [device.name for device in found]
     if len(set(names)) < len(names):
         raise InputError(f"device names are {names}", where=where, way_out="Give each device a name of its own.")

@@ -25,6 +25,7 @@ from carpool.runtime.federation.local_task import (
     load_local_task,
     trained_names,
 )
+from carpool.runtime.federation.task_processes import TaskProcesses
 from carpool.runtime.process.channel import Channel, Heartbeat, close_all
 from carpool.runtime.process.protocol import (
     EvaluateTask,
@@ -45,6 +46,8 @@ _TIMED_STEPS = 3  # of each task before the first cycle; the first is not counte
 
 def host_tasks(channel: Channel, host: HostTasks) -> int:
     """Serve one device, or the server, of a federation until its channel ends; the exit code."""
+    if host.part is not None and min(len(host.cores), len(host.tasks)) > 1:
+        return TaskProcesses(channel, host, host_tasks).serve()
     Heartbeat(channel, host.heartbeat_s).start()
     worker: _Device | _Server = _Server(channel, host) if host.part is None else _Device(channel, host)
     try:
