@@ -6,6 +6,7 @@ Tasks are the digits perceptron and two CNNs of examples/digits.py, with imbalan
 seconds times 1, 2, 4 and 8, so that load on the machine hardly matters. For each seed:
 
 - balanced, shortest and equal-steps, all tasks together: accuracy, idle time at the barrier, residual of equation 1;
+- matched: balanced, with batch sizes of 16 to 256 in proportion to a device's data of each task (batch_range);
 - each task alone, with the same rounds, devices, data and initial weights (plan equal-epochs).
 
 The accuracy of a task counts as the same if its mean is at most twice the seed noise below that of training alone; the
@@ -43,12 +44,15 @@ DEVICES = [{"name": f"device-{slowdown}x", "slowdown": slowdown} for slowdown in
 
 
 SKEWED = {"scheme": "labels", "alpha": 0.5}
-PLANS = ("balanced", "shortest", "equal-steps")
-OURS = ("balanced", "shortest")
+PLANS = ("balanced", "matched", "shortest", "equal-steps")
+OURS = ("balanced", "matched", "shortest")
+BATCHES = [16, 256]
 
 
 def description(seed: int, plan: str, tasks: Sequence[dict[str, Any]], rounds: int) -> FederationFile:
     """The federation of these tasks."""
+    if plan == "matched":
+        plan, tasks = "balanced", [{**task, "batch_range": BATCHES} for task in tasks]
     data = {"rounds": rounds, "plan": plan, "seed": seed, "task": list(tasks), "device": DEVICES}
     return parse_federation(data, ROOT / "examples", "benchmark")
 

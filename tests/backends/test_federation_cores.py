@@ -14,7 +14,7 @@ from carpool.federated.federation_file import FederationFile
 from carpool.federated.messages import DeviceLost, Outcome, Record, TaskResult, WorkReported
 from tests.backends.test_federation_run import Runs, federation
 
-SHAPES = ({}, {"hidden": 4}, {"hidden": 16, "lr": 0.2})
+SHAPES: tuple[dict[str, Any], ...] = ({}, {"hidden": 4}, {"hidden": 16, "lr": 0.2})
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,9 @@ def test_a_federation_is_run_compared_and_not_run_twice(tmp_path: Path, capsys: 
         ("rounds = 3", "min_devices = 3"),
         ("rounds = 3", "epochs_range = [4, 1]"),
         ("rounds = 3", "levels = []"),
+        ("partition", "batch_range = [8]\npartition"),
+        ("partition", "batch_range = [8, 4]\npartition"),
+        ("partition", "batch_size = 2\nbatch_range = [4, 8]\npartition"),
         (
             "[[device]]",
             "".join(f"[[task]]\nname = 't{n}'\nentry = 'entry.py:make'\n" for n in range(64)) + "[[device]]",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.core.errors import CarpoolError, InputError, JournalError, UnknownName
 from carpool.core.model import Kind
 from carpool.federated.coordinator import Coordinator
-from carpool.federated.cycle_plan import dealt, mismatch
+from carpool.federated.cycle_plan import dealt, matched_batches, mismatch
 from carpool.federated.federation import PLANS, DeviceName, Federation, Target, Task, TaskName
 from carpool.federated.figures import FederationFigures
 from carpool.federated.journal import JournalWriter, read_journal
@@ -226,6 +226,25 @@ def test_a_heavier_task_makes_more_epochs() -> None:
 def test_batch_sizes_change_only_where_allowed() -> None:
     _, _, orders = start(federation(), ONE)
     assert {work.batch_size for work in orders[ONE].work} == {10}
+
+
+def test_matched_batches_give_equally_many_steps() -> None:
+    """On each device in proportion to its data."""
+    tasks = tuple(Task(name, batch_size=10, batch_range=(2, 40)) for name in (A, B))
+    coordinator = Coordinator(federation(tasks=tasks))
+    facts = [DeviceJoined(ONE, Kind("cpu1"), {"a": 160, "b": 40}), DeviceJoined(TWO, Kind("cpu1"), {"a": 50, "b": 50})]
+    sizes = {
+        name: [(work.batch_size, work.samples / work.batch_size) for work in order.work]
+        for name, order in works(coordinator.handle(0.0, facts)).items()
+    }
+    assert sizes[ONE] == [(20, 8.0), (5, 8.0)]
+    assert {size for size, _ in sizes[TWO]} == {10}
+
+
+def test_a_batch_size_stays_in_its_range_and_one_without_a_range_stays() -> None:
+    tasks = [Task(A, batch_size=10, batch_range=(8, 12)), Task(B, batch_size=10, batch_range=(8, 12))]
+    assert matched_batches(tasks, [10_000, 1]) == [12, 8]
+    assert matched_batches([replace(tasks[0], batch_range=None), tasks[1]], [10_000, 1]) == [10, 10]
 
 
 @pytest.mark.parametrize("plan", ["equal-steps", "equal-epochs"])

@@ -53,7 +53,7 @@ class DeviceState:
 
 
 class Mix(NamedTuple):
-    """Shares and batch sizes of tasks that share a device, and their speeds relative to alone."""
+    """Shares of tasks that share a device, and their speeds relative to alone."""
 
     settings: tuple[Setting, ...]
     speeds: tuple[float, ...]
@@ -144,9 +144,7 @@ def dealt(seconds: Mapping[_Key, float], cores: int) -> list[list[_Key]]:
 
 def _as_job(task: Task, alone_s: float) -> JobSpec:
     """The task as a job whose weight is its seconds of work, as the objective ``barrier`` takes it."""
-    return JobSpec(
-        JobId(task.name), model=task.name, batch_size=task.batch_size, weight=alone_s, batch_range=task.batch_range
-    )
+    return JobSpec(JobId(task.name), model=task.name, batch_size=task.batch_size, weight=alone_s)
 
 
 def _alone_s(estimates: Estimator, device: DeviceState, task: Task) -> float:
@@ -211,13 +209,29 @@ def _balanced(
     epochs: float,
 ) -> tuple[Work, ...]:
     work = []
-    for name, setting in zip(held, mix.settings, strict=True):
+    sizes = matched_batches([tasks[name][0] for name in held], [device.volumes[name] for name in held])
+    for name, setting, batch_size in zip(held, mix.settings, sizes, strict=True):
         task, round_ = tasks[name]
         samples = _whole(task, device.volumes[name], epochs * task.weight * device.volumes[name])
-        batch_size = setting.batch_size or task.batch_size
         runs = _runs(federation, task, device.volumes[name], samples)
         work.append(Work(name, round_, device.done.get(name, 0), samples, batch_size, setting.fraction, runs))
     return tuple(work)
+
+
+def matched_batches(tasks: Sequence[Task], volumes: Sequence[int]) -> list[int]:
+    """Batch sizes of a device's tasks: in proportion to their data, so that all make equally many steps, where allowed.
+
+    As many as the geometric mean of the steps of an epoch with their own batch sizes. Tasks without `batch_range`
+    keep theirs.
+    """
+    steps = [log(task.weight * volume / task.batch_size) for task, volume in zip(tasks, volumes, strict=True)]
+    free = [each for task, each in zip(tasks, steps, strict=True) if task.batch_range is not None]
+    mean = sum(free) / max(len(free), 1)
+    found = []
+    for task, each in zip(tasks, steps, strict=True):
+        low, high = task.batch_range or (task.batch_size, task.batch_size)
+        found.append(min(max(round(task.batch_size * exp(each - mean)), low), high))
+    return found
 
 
 def _runs(federation: Federation, task: Task, volume: int, samples: int) -> int:

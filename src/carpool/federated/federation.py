@@ -65,7 +65,7 @@ class Task:
     rounds: Count = 10
     batch_size: Count = 32
     weight: Annotated[float, Range(1e-6, 1e6)] = 1.0  # epochs of this task per epoch of a task of weight 1
-    batch_range: tuple[Count, Count] | None = None  # batch sizes the plan may use; None: only its own
+    batch_range: tuple[Count, Count] | None = None  # batch sizes that devices may use; None: only its own
     target: Target | None = None
     algorithm: str = "fedavg"
     proximal: Amount = 0.01
@@ -86,7 +86,8 @@ class Task:
             raise InputError(f"betas of task {self.name!r} is {list(self.betas)}", way_out="Give numbers below 1.")
         if self.batch_range is not None and not self.batch_range[0] <= self.batch_size <= self.batch_range[1]:
             raise InputError(
-                f"batch_size {self.batch_size} of task {self.name!r} is not in batch_range {self.batch_range}"
+                f"batch_size {self.batch_size} of task {self.name!r} is not in batch_range {list(self.batch_range)}",
+                way_out="Widen batch_range, or set batch_size.",
             )
 
 

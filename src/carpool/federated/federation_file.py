@@ -144,6 +144,8 @@ def _task(table: Table) -> Task:
     if not name or "/" in name:
         raise InputError(f"name is {name!r}", where=table.where, way_out="Give it a name without '/'.")
     values = {key: table.values[key] for key in _TASK_KEYS if key in table.values}
+    if isinstance(sizes := values.get("batch_range"), list) and sizes:
+        values = {"batch_size": sizes[0], **values}  # until the training says its own
     target = table.text("target")
     limits = Limits(
         parse_bytes(table.values.get("max_update", 0), f"{table.where}: max_update"),
@@ -158,12 +160,12 @@ def _federated_program(table: Table, folder: Path, seed: int) -> FederatedProgra
     app = table.text("client_app")
     if app:
         check_entry(app, (), folder, f"{table.where}: client_app")
-        if "partition" in table.values:
-            raise InputError(
-                "partition is given with client_app",
-                where=table.where,
-                way_out="Remove it: a ClientApp takes its part by partition-id and num-partitions of its context.",
-            )
+        ways = {
+            "partition": "Remove it: a ClientApp takes its part by partition-id and num-partitions of its context.",
+            "batch_range": "Remove it: a ClientApp has a batch size of its own.",
+        }
+        for key in ways.keys() & table.values.keys():
+            raise InputError(f"{key} is given with client_app", where=table.where, way_out=ways[key])
     config = table.mapping("client_config")
     return FederatedProgram(_program(table, folder, seed), _partition(table, seed), app, config)
 
