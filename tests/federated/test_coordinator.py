@@ -371,6 +371,18 @@ def test_a_duplicate_counts_once() -> None:
     assert Aggregate(A, 0, (ONE, TWO), (0.5, 0.5)) in closed
 
 
+def test_a_task_that_fails_says_which_update_was_refused_last() -> None:
+    spec = federation(tasks=(Task(A, max_failed_rounds=1),))
+    coordinator, journal, orders = start(spec, ONE)
+    bad = report(orders[ONE], outcome=Outcome.NORM_EXCEEDED, detail="norm 9, at most 1")
+    (end,) = of_type(EndTask, coordinator.handle(1.0, [bad]))
+    assert isinstance(end, EndTask)
+    assert end.reason.endswith("the last refused, of one: norm exceeded (norm 9, at most 1)")
+    again = Coordinator(spec)
+    again.recover(journal.records[:1])
+    assert of_type(EndTask, again.handle(1.0, [bad])) == [end]
+
+
 def test_an_unknown_device_is_refused() -> None:
     coordinator, journal, orders = start(federation(), ONE)
     coordinator.handle(1.0, [replace(report(orders[ONE]), device=THREE)])

@@ -43,6 +43,7 @@ class TaskState:
     task: Task
     rounds: int = 0  # done
     failed_rounds: int = 0  # in a row
+    last_refusal: Refusal | None = None
     end_reason: str = ""
     failed: bool = False
     is_evaluation_due: bool = False  # the next cycle waits for it
@@ -105,7 +106,7 @@ class Coordinator:
         if at < self.at:
             raise CarpoolError(f"facts of {at} s were handled after facts of {self.at} s; time must not decrease")
         self.at = at
-        refused = [refusal for fact in facts for refusal in self._folds[type(fact)](fact)]
+        refused = [refusal for fact in facts for refusal in self._fold(fact)]
         orders: list[Order] = []
         for decide in (self._repeat, self._close, self._end_tasks, self._open):
             made = decide()
@@ -122,8 +123,15 @@ class Coordinator:
         for record in records:
             self.at = record.at
             for fact in record.facts:
-                self._folds[type(fact)](fact)
+                self._fold(fact)
             self._adopt(record.orders)
+
+    def _fold(self, fact: Fact) -> list[Refusal]:
+        refused = self._folds[type(fact)](fact)
+        for refusal in refused:
+            if refusal.task in self.tasks:
+                self.tasks[refusal.task].last_refusal = refusal
+        return refused
 
     def _on_joined(self, fact: DeviceJoined) -> list[Refusal]:
         volumes = {TaskName(task): samples for task, samples in fact.volumes.items()}
@@ -244,9 +252,7 @@ class Coordinator:
             elif state.rounds >= task.rounds:
                 ended.append(EndTask(name, f"{task.rounds} rounds done"))
             elif state.failed_rounds >= task.max_failed_rounds:
-                ended.append(
-                    EndTask(name, f"{state.failed_rounds} rounds in a row without enough updates", failed=True)
-                )
+                ended.append(EndTask(name, _why_failed(state), failed=True))
         return ended
 
     def _open(self) -> list[Order]:
@@ -302,6 +308,14 @@ class Coordinator:
             self.num_cycles = order.cycle
         self.cycle.orders.setdefault(order.device, order)
         self.cycle.pending.add(order.device)
+
+
+def _why_failed(state: TaskState) -> str:
+    """Why a task ends after too many failed rounds, with the last update that was refused."""
+    why, last = f"{state.failed_rounds} rounds in a row without enough updates", state.last_refusal
+    if last is None:
+        return why
+    return f"{why}; the last refused, of {last.device}: {last.outcome}{f' ({last.detail})' if last.detail else ''}"
 
 
 def _never(task: Task) -> float:

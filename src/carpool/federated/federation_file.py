@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from carpool.core.errors import InputError
-from carpool.core.typed_fields import InvalidField, decode_fields
+from carpool.core.typed_fields import InvalidField, decode_fields, shown
 from carpool.core.units import parse_bytes
 from carpool.federated.federation import DeviceName, Federation, Limits, Target, Task, TaskName
 from carpool.federated.partition import Partition
@@ -188,7 +188,9 @@ def _devices(data: Mapping[str, Any], where: str) -> tuple[FederatedDevice, ...]
     found: list[FederatedDevice] = []
     tables = data.get("device", [{"name": "device", "count": 2}])
     if not isinstance(tables, list) or not tables:
-        raise InputError("device is not a list of tables", where=where, way_out="Write [[device]] tables.")
+        raise InputError(
+            f"device is {shown(tables)}", where=where, way_out="Write [[device]] tables, or none for two CPU devices."
+        )
     for place, given in enumerate(tables, 1):
         table = Table(given, f"{where}: device {place}")
         table.only(_DEVICE_KEYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import click
 
 from carpool.federated.federation_file import FederationFile
 from carpool.federated.figures import CycleFigures, FederationFigures
-from carpool.federated.messages import CloseCycle, EndTask, Evaluated, Record
+from carpool.federated.messages import Aggregate, CloseCycle, EndTask, Evaluated, Record
 
 Show = Callable[[Record], None]
 
@@ -27,11 +28,13 @@ def live_federation(file: FederationFile, figures: FederationFigures, *, quiet: 
         from rich.live import Live
 
         metrics: dict[str, Mapping[str, float]] = {}
+        rounds: Counter[str] = Counter()
         with Live(refresh_per_second=4) as live:
 
             def show(record: Record) -> None:
                 metrics.update({fact.task: fact.metrics for fact in record.facts if isinstance(fact, Evaluated)})
-                live.update(_table(file, figures, metrics))
+                rounds.update([order.task for order in record.orders if isinstance(order, Aggregate)])
+                live.update(_table(file, figures, rounds, metrics))
 
             yield show
 
@@ -52,13 +55,18 @@ def _cycle_line(cycle: CycleFigures) -> str:
     return f"cycle {cycle.cycle}: {cycle.seconds:.2f} s, {cycle.samples} samples, {idle:.0%} idle at the barrier"
 
 
-def _table(file: FederationFile, figures: FederationFigures, metrics: Mapping[str, Mapping[str, float]]) -> Any:
+def _table(
+    file: FederationFile,
+    figures: FederationFigures,
+    rounds: Mapping[str, int],
+    metrics: Mapping[str, Mapping[str, float]],
+) -> Any:
     from rich.console import Group
     from rich.table import Table
 
-    tasks = Table("task", "metrics", title=f"{len(figures.cycles)} cycles, plan {file.federation.plan}")
+    tasks = Table("task", "rounds", "metrics", title=f"{len(figures.cycles)} cycles, plan {file.federation.plan}")
     for task in file.federation.tasks:
-        tasks.add_row(task.name, _words(metrics.get(task.name, {})))
+        tasks.add_row(task.name, f"{rounds.get(task.name, 0)} of {task.rounds}", _words(metrics.get(task.name, {})))
     devices = Table("device", "idle s in the last cycle")
     last = figures.cycles[-1].idle if figures.cycles else {}
     for device in file.devices:

@@ -104,7 +104,12 @@ def federate(
     stores = {plan: FederationStore(folder if plan == plans[0] else folder / plan) for plan in plans}
     for store in stores.values():  # before torch is imported
         store.read() if resume else store.check_new()
-    results = asyncio.run(_run_all(parsed, stores, over, resume=resume, quiet=as_json))
+    try:
+        results = asyncio.run(_run_all(parsed, stores, over, resume=resume, quiet=as_json))
+    except KeyboardInterrupt:
+        if stores[plans[0]].exists:
+            print_note(f"the rounds that are done are in {folder}: continue with --resume")
+        raise
     if as_json:
         print_json({"version": __version__, "file": str(file), "folder": str(folder), "results": results})
     else:
