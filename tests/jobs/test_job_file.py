@@ -174,7 +174,7 @@ BAD = [
     ('[[job]]\nname = "a"\nentry = "train.py:mpl"', ["unknown function 'mpl'", "Did you mean mlp"]),
     ('[[job]]\nname = "a"\nentry = "train.py"', ["'train.py'", "file:function"]),
     ('[[job]]\nname = "a"\nentry = "no_such_package.x:f"', ["'no_such_package'", "not installed"]),
-    (HEAD + "args = { rl = 1 }", ["unknown argument of mlp 'rl'", "lr"]),
+    (HEAD + "args = { rl = 1 }", ["args of mlp", "'rl'", "Did you mean lr"]),
     (HEAD + "args = 3", ["args is 3", "table"]),
     (HEAD + "args = { lr = 2020-01-01 }", ["args", "finite numbers"]),
     (HEAD + "weight = 0", ["weight is 0", "from 1e-06"]),

@@ -53,6 +53,12 @@ def test_a_class_that_cannot_be_used_is_bad_input(
     assert told in capsys.readouterr().err
 
 
+def test_a_file_without_a_policy_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text("class Other: ...\n")
+    with pytest.raises(InputError, match=r"none\.py: defines no policy"):
+        parse_policy(f"{tmp_path}/none.py:Other")
+
+
 @pytest.mark.parametrize("value", ["nan", "-NaN"])
 def test_a_parameter_is_not_nan(value: str) -> None:
     with pytest.raises(InputError, match="is not a number"):

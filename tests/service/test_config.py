@@ -46,7 +46,7 @@ def test_folders_are_where_such_things_are(tmp_path: Path) -> None:
         ("burst = 0", "Give a number above 0"),
         ('roots = "x"', "Give a list of strings"),
         ("token = 5", "token is …"),
-        ("port = ", "cannot read"),
+        ("port = ", "cannot be read"),
     ],
 )
 def test_mistakes_are_told_with_their_place(tmp_path: Path, text: str, words: str) -> None:

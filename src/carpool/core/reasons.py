@@ -123,7 +123,7 @@ class Explainer:
             yield "waits" if obstacles else "waits for the next plan: enough devices are free"
         else:
             yield self._turn(start, start.behind)
-        yield self._jobs_ahead(job)
+        yield self._jobs_ahead(job, named=start.behind if start is not None else None)
         yield from obstacles
         yield self._remedy(job) if start is not None else ""
 
@@ -137,12 +137,12 @@ class Explainer:
         due = f" in about {seconds(start.in_s)}" if behind.desired is None and start.in_s < inf else ""
         return f"waits behind {behind.id} ({when}), then gets {device}{due}"
 
-    def _jobs_ahead(self, job: Job) -> str:
-        """The waiting jobs ahead, and the priorities that put them there."""
+    def _jobs_ahead(self, job: Job, named: Job | None) -> str:
+        """The waiting jobs ahead, and the priorities that put them there; empty if `named` is the only one."""
         ahead = [self._view.jobs[name] for name in self._ahead(job)]
-        if not ahead:
-            return ""
         own = rank_of(self._view, job)
+        if not ahead or (ahead == [named] and rank_of(self._view, ahead[0]) == own):
+            return ""
         names = [
             f"{other.id} ({self._rank_words(other) or 'priority normal'})"
             if rank_of(self._view, other) > own
@@ -194,7 +194,9 @@ class Explainer:
         return words + ([f"{len(out) - _NAMED} more nodes are out of use"] if len(out) > _NAMED else [])
 
     def _fewer(self, needed: int, usable: int) -> str:
-        return f"it could start with min_devices = {usable}" if 0 < usable < needed else "it starts once there are more"
+        return (
+            f"it could start with min_devices = {usable}" if 0 < usable < needed else "it starts when more can be used"
+        )
 
     def _block(self, job: Job) -> str:
         view, spec = self._view, job.spec

@@ -128,7 +128,7 @@ class ReportEntry(NamedTuple):
 
 
 class Reports:
-    """Reports by key: files in a directory, and each user's newest uploads, kept in memory."""
+    """Reports by key: files in a folder, and each user's newest uploads, kept in memory."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -168,7 +168,7 @@ class Reports:
         return path.name, read_comparison(path.read_text(encoding="utf-8", errors="replace"), path.name)
 
     def _files(self) -> list[Path]:
-        """Files directly in the directory: keys are compared with names and never joined to a path."""
+        """Files directly in the folder: keys are compared with names and never joined to a path."""
         if self._folder is None or not self._folder.is_dir():
             return []
         return [path for path in self._folder.iterdir() if path.suffix in _SUFFIXES and path.is_file()]

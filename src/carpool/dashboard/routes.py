@@ -62,7 +62,7 @@ def mount(
     """Add the dashboard to an application.
 
     `principal_of` authenticates a request, or raises the application's error. `secret` signs forms; by default it is
-    random, which rejects forms from before a restart. `reports` is a directory with output of ``carpool simulate``,
+    random, which rejects forms from before a restart. `reports` is a folder with output of ``carpool simulate``,
     `federations` one with folders of ``carpool federate``. Times are shown in `zone`, by default the machine's.
     `streams` limits the open event streams of each user.
     """

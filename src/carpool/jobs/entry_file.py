@@ -75,7 +75,7 @@ def _programs(path: str | None) -> list[str]:
 def _check_file(what: str, name: str, path: Path, where: str) -> None:
     if not path.is_file():
         near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise UnknownName(what, name, near, where=f"{where}: in {path.parent}")
+        raise UnknownName(what, name, near, where=f"{where}: {path.parent.resolve()}")
 
 
 def source_digest(entry: str, folder: Path) -> str:
@@ -134,7 +134,7 @@ def _check_args(function: ast.FunctionDef | ast.AsyncFunctionDef, args: Iterable
     takes = [arg.arg for arg in (*function.args.args, *function.args.kwonlyargs)]
     for arg in args:
         if arg not in takes:
-            raise UnknownName(f"argument of {function.name}", arg, takes, where=where)
+            raise UnknownName("argument", arg, takes, where=f"{where} of {function.name}")
 
 
 def _other_names(tree: ast.Module) -> set[str]:

@@ -49,7 +49,7 @@ def read_hosts(path: Path) -> HostsFile:
     table.only(["host", "lease", "max_code"])
     listed = data.get("host", [])
     if not isinstance(listed, list) or not listed:
-        way_out = 'Add one: [[host]] name = "box1" address = "10.0.0.5" token_file = "box1.token".'
+        way_out = 'Add one: a line [[host]], then lines name = "box1", address = "10.0.0.5", token_file = "box1.token".'
         raise InputError("has no [[host]] table", where=str(path), way_out=way_out)
     hosts = tuple(_host(each, place, path) for place, each in enumerate(listed, start=1))
     names = [host.name for host in hosts]

@@ -85,7 +85,9 @@ def parse_jobs(data: Mapping[str, Any], folder: Path, where: str) -> tuple[Liste
     tables = data.get("job", [])
     if not isinstance(tables, list) or not tables:
         raise InputError(
-            "has no [[job]] table", where=where, way_out='Add one: [[job]] name = "a" entry = "train.py:main".'
+            "has no [[job]] table",
+            where=where,
+            way_out='Add one: a line [[job]], then lines name = "a", entry = "train.py:main".',
         )
     jobs: list[ListedJob] = []
     sweeps: dict[str, list[ListedJob]] = {}  # in `after`, a sweep's name stands for all its jobs

@@ -52,7 +52,8 @@ class Table:
         value = self.values.get(key, [])
         items = [value] if isinstance(value, str) and key != "command" else value
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
-            self._refuse(key, 'Write a list of strings: ["…", "…"].')
+            example = value.split() if isinstance(value, str) and value.strip() else ["a", "b"]
+            self._refuse(key, f"Write a list of strings: {json.dumps(example)}.")
         return tuple(items)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -72,7 +73,7 @@ class Table:
         value = self.values.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or value <= 0 or not least <= value <= most:
-            self._refuse(key, f"Write a number {f'from {least:g}' if least else 'above 0'}, at most {most:.16g}.")
+            self._refuse(key, f"Write a number {f'from {least:g} to' if least else 'above 0 and at most'} {most:.16g}.")
         return float(value)
 
     def choice(self, key: str, among: Sequence[str]) -> str:

@@ -200,7 +200,7 @@ def _convert(hint: Any, value: str, where: str) -> Any:
     """A parameter's text as the type its field declares."""
     if hint is bool:
         if value.lower() not in ("true", "false"):
-            raise InputError(f"{value!r} is not true or false", where=where)
+            raise InputError(f"{value!r} is not true or false", where=where, way_out="Write true or false.")
         return value.lower() == "true"
     if hint is str:
         return value
@@ -212,7 +212,7 @@ def _convert(hint: Any, value: str, where: str) -> Any:
             return number
         except ValueError:
             kind = "a whole number" if hint is int else "a number"
-            raise InputError(f"{value!r} is not {kind}", where=where) from None
+            raise InputError(f"{value!r} is not {kind}", where=where, way_out=f"Write {kind}: key=2.") from None
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         return tuple(_convert(item, part, where) for part in value.split("/") if part)
@@ -243,6 +243,12 @@ def _from_file(path: Path, name: str) -> type[Policy]:
         for key, value in vars(module).items()
         if inspect.isclass(value) and issubclass(value, Policy) and not inspect.isabstract(value)
     }
+    if not known:
+        raise InputError(
+            "defines no policy",
+            where=str(path),
+            way_out="Write a dataclass derived from carpool.core.policy.Policy, and name it: FILE.py:Class.",
+        )
     if name not in known:
         raise UnknownName("policy class", name, known, where=str(path))
     if not is_dataclass(known[name]):

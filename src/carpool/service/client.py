@@ -31,7 +31,7 @@ def submission_body(jobs: Path | str | Mapping[str, Any], folder: Path | str = "
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         data = json.loads(json.dumps(tables, allow_nan=False, default=_encode_datetime))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read: {cause(error)}", where=str(path), way_out="Give a job file.") from None
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Give a job file.") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"not valid TOML: {error}", where=str(path), way_out="Fix that line.") from None
     except (TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ from typing import Any
 from carpool.core.errors import InputError, UnknownName, cause
 
 FILE = "carpool/config.toml"  # under $XDG_CONFIG_HOME
-SOCKET = "api.sock"  # in the state directory
+SOCKET = "api.sock"  # in the state folder
 PORT = 7637
 _SERVER_NAMES = frozenset({"url", "address", "endpoint", "daemon", "api"})  # that others give to such a setting
 
@@ -56,7 +56,7 @@ _TYPES = {
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("state", "", "state directory of the daemon; empty: ~/.local/state/carpool"),
+        Setting("state", "", "state folder of the daemon; empty: ~/.local/state/carpool"),
         Setting("devices", "", "devices for jobs, as for carpool run; empty: all free GPUs, else all cores"),
         Setting("policy", "", "scheduling policy; empty: the last one used, else the default"),
         Setting("lanes", "auto", "how jobs share a GPU: auto or slice, as for carpool run"),
@@ -67,7 +67,7 @@ SETTINGS = {
         Setting("pass_env", (), "variables of the daemon that its jobs get too, such as HF_* and WANDB_*"),
         Setting("log_level", "warning", "least severe level to log: debug, info, warning or error"),
         Setting("log_format", "text", "format of the log: text, or json for one object per line"),
-        Setting("socket", "", f"Unix socket of the daemon; empty: {SOCKET} in its state directory"),
+        Setting("socket", "", f"Unix socket of the daemon; empty: {SOCKET} in its state folder"),
         Setting("host", "127.0.0.1", "address to listen on; other than loopback requires access tokens"),
         Setting("port", PORT, "TCP port to listen on; 0: none"),
         Setting("tls_cert", "", "certificate (PEM); enables https on the port"),
@@ -76,7 +76,7 @@ SETTINGS = {
         Setting("hosts", (), "additional host names accepted in requests"),
         Setting("public", (), "public URLs behind a proxy, such as https://carpool.lab"),
         Setting("proxies", (), "addresses of proxies whose X-Forwarded-For is trusted"),
-        Setting("roots", ("~",), "directories from which token holders may run jobs"),
+        Setting("roots", ("~",), "folders from which token holders may run jobs"),
         Setting("body_bytes", 1 << 20, "maximum size of a request"),
         Setting("jobs_at_once", 1000, "maximum number of jobs in one submission"),
         Setting("requests_per_s", 50.0, "sustained request rate per user"),
@@ -190,7 +190,7 @@ def _read_file(path: Path, *, is_named: bool) -> tuple[Mapping[str, Any], Mappin
         return {}, {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(
-            f"cannot read: {cause(error)}", where=str(path), way_out="Fix it, or set CARPOOL_CONFIG to another file."
+            f"cannot be read: {cause(error)}", where=str(path), way_out="Fix it, or set CARPOOL_CONFIG to another file."
         ) from None
     users = data.pop("users", {})
     for name in data:

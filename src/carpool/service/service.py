@@ -64,6 +64,7 @@ _COMMANDS: dict[ArrayCommand, tuple[Callable[[JobId], Fact], tuple[Phase, ...]]]
 }
 _JobChange = JobCancelled | JobPaused | JobResumed | WeightChanged | LimitsChanged
 
+_ENDINGS = {Phase.FINISHED: "has finished", Phase.FAILED: "has failed", Phase.CANCELLED: "was cancelled"}
 _LOG_CHUNK = 1 << 18  # bytes
 _MAX_POINTS = 2000  # of a curve
 
@@ -253,7 +254,8 @@ class SchedulerService:
         account = self._account(principal, job)
         found = self._model.scheduler.jobs.get(account.spec.id)
         if found is None:
-            return f"is {account.phase}" + (f": {account.error}" if account.error else "")
+            ending = _ENDINGS.get(self._phase(account), f"is {account.phase}")
+            return f"{ending}: {account.error}" if account.error else ending
         fault = self.policy_fault(principal)
         fallback = f"; the fallback policy {self.policy} decides, because {fault}" if fault else ""
         words = self._model.scheduler.why(found, self._model.names, verbose=verbose)

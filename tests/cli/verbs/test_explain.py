@@ -35,7 +35,14 @@ def test_why_a_job_had_its_last_devices(journal: Path, capsys: pytest.CaptureFix
     assert answer["ending"].startswith("at 1000.000 s: b ")
 
 
-@pytest.mark.parametrize("args", [["zz"], ["b", "--at", "5"]])
+def test_why_before_the_submission_says_when_it_is(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "c", "--journal", str(journal), "--at", "5"]) == 2
+    error = capsys.readouterr().err
+    assert "submitted at 20 s" in error
+    assert "unknown" not in error
+
+
+@pytest.mark.parametrize("args", [["zz"], ["zz", "--at", "5"]])
 def test_an_unknown_job_is_bad_input(journal: Path, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["why", *args, "--journal", str(journal)]) == 2
     error = capsys.readouterr().err

@@ -30,6 +30,8 @@ def test_the_name_of_a_sweep_stands_for_its_jobs(served: Served, capsys: pytest.
     assert {(job["array"], job["at_most"]) for job in paused} == {("lr", 2)}
     assert len(stdout_of(capsys, "resume", "lr").splitlines()) == 2
     assert [line.split()[-1] for line in stdout_of(capsys, "cancel", "lr").splitlines()] == ["cancelled"] * 5
+    assert run(["cancel", "lr"]) == 0
+    assert "'lr' has no job left to cancel" in capsys.readouterr().err
     assert "'lr-9'" in stderr_of(capsys, "cancel", "lr-9")
 
 

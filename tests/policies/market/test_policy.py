@@ -217,7 +217,7 @@ def test_of_a_device_that_would_slow_a_job_down_no_saving_is_told() -> None:
     scheduler = Scheduler(Cluster.build([(1, 2, "V100")]), Carpool(), estimator=ScalingWorld(exponent=-0.5).estimator())
     scheduler.handle(0.0, [JobSubmitted(JobSpec(JobId("a"), 1, 100.0, min_devices=1, max_devices=2))])
     told = scheduler.policy.details(scheduler.snapshot(), scheduler.jobs[JobId("a")])
-    assert "; a second would not make it faster" in told
+    assert "one more would not make it faster" in told
 
 
 def test_reasons_name_savings_costs_and_holders() -> None:
@@ -226,7 +226,7 @@ def test_reasons_name_savings_costs_and_holders() -> None:
     scheduler.handle(0.0, [JobSubmitted(spec) for spec in specs])
     told = scheduler.policy.details(scheduler.snapshot(), scheduler.jobs[JobId("a")])
     assert told.startswith("holds ")
-    assert "a fourth would save it " in told, told
+    assert "one more would save it " in told, told
     gangs = Scheduler(ONE, Carpool())
     gangs.handle(0.0, [JobSubmitted(job(name, work=work).spec) for name, work in (("a", 10.0), ("b", 90.0))])
     told = gangs.policy.details(gangs.snapshot(), gangs.jobs[JobId("b")])

@@ -90,7 +90,8 @@ def timeline(forecast: Forecast) -> list[str]:
         return []
     width = max(len(short(job.account.spec.id)) for job in forecast.jobs)
     lines = [f"{short(job.account.spec.id):<{width}}  {_strip(job.account, end)}" for job in forecast.jobs]
-    return [*lines, f"{'':<{width}}  0{duration(end):>{_TIMELINE - 1}}"]
+    axis = f"{'':<{width}}  0{duration(end):>{_TIMELINE - 1}}"
+    return [*lines, axis, f"{'':<{width}}  a digit: devices held; ·: waiting"]
 
 
 def _strip(account: JobAccount, end: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import click
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +25,7 @@ def print_profile(profile: Profile) -> None:
 
 def _table(profile: Profile) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("setting", "batch", "step", "samples/s", "peak", "reserved", "device", "bandwidth", "to device"):
+    for heading in ("setting", "batch", "step", "samples/s", "memory", "reserved", "busy", "memory busy", "copied in"):
         table.add_column(heading, justify="left" if heading == "setting" else "right", no_wrap=True)
     for each in profile.measurements:
         table.add_row(*row(each), style="red" if each.error else "")
@@ -65,7 +67,7 @@ def conclusions(profile: Profile) -> list[str]:
             lines.append(f"{kind}: {fit} (± {memory.error_:.1%})")
             bound = held.bound(profile.batch_size)
             lines.append(
-                f"{kind}: allow {bound / _MIB:.0f} MiB, allocator overhead and a margin of {held.margin_:.0%} included"
+                f'{kind}: memory = "{ceil(bound / _MIB)}MiB" suffices (allocator overhead, {held.margin_:.0%} margin)'
             )
         limit = profile.memory_limit(kind)
         if limit is not None:

@@ -83,6 +83,8 @@ def apply_to_jobs(
                 code = 2
                 continue
             rows += changed
+            if not changed:
+                print_note(f"sweep {name!r} has no job left to {array_action}")
             for job in () if as_json else changed:
                 click.echo(f"{job['id']} is {job['phase']}{detail(job)}")
     if as_json:

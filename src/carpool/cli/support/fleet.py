@@ -173,7 +173,8 @@ def engine_hosts(choice: EngineChoice, state: Path, *, devices: str = "") -> Hos
         )
     if not choice.hosts_file:
         raise InputError(
-            "--engine hosts needs --hosts FILE", way_out="Name the file of machines; see the documentation."
+            "--engine hosts needs --hosts FILE",
+            way_out="In it, list each machine: a line [[host]], then name, address and token_file.",
         )
     from carpool.jobs.hosts_file import read_hosts
 

@@ -10,6 +10,17 @@ from typing import Any, TextIO
 
 import click
 
+DEVICES_HELP = (
+    "cpu:4: four devices that share the cores evenly; cpu:2x1,1x2: two of 1 core, one of 2; cuda: all GPUs; "
+    "cuda:0,1: these; cuda:0@50,cuda:0@25: lanes (fixed shares) of 50 and 25 % of GPU 0. "
+    "[default: all free GPUs, else all cores]"
+)
+
+MEMORY_CAP_HELP = (
+    "Memory limit of all jobs on a device together: jobs take turns, idle ones are swapped to host memory. "
+    "[default: none]"
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
 
 
@@ -18,7 +29,7 @@ sweep_option = click.option(
     "sweep",
     multiple=True,
     metavar="NAME=V,V…",
-    help="Run each job once for every value: an argument of its entry, or {NAME} in its command; may be repeated.",
+    help="Run each job once for every value: an argument of its entry, or {NAME} in its command. Repeatable.",
 )
 
 

@@ -69,7 +69,7 @@ def _as_file(program: Mapping[str, Any] | None, sweep: Mapping[str, Any]) -> Job
     """A program of the command line as a job file in the current folder."""
     if program is None:
         return None
-    jobs = parse_jobs(add_sweep(program, sweep, "carpool run"), Path.cwd(), "carpool run")
+    jobs = parse_jobs(add_sweep(program, sweep, "--sweep"), Path.cwd(), "command line")
     return JobFile(Path(f"{program['job'][0]['name']}.toml"), jobs)
 
 

@@ -35,7 +35,7 @@ from carpool.service.service import SchedulerService
 from carpool.service.transport import check_encrypted, is_loopback, listen_tcp, listen_unix, server_context
 from carpool.service.whatif import WhatIfPlanner
 
-OWN_TOKEN = "token"  # file in the state directory with the owner's token, for browsers on this machine
+OWN_TOKEN = "token"  # file in the state folder with the owner's token, for browsers on this machine
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _LIMIT_SETTINGS = ("body_bytes", "jobs_at_once", "requests_per_s", "burst", "streams", "connections")
 
@@ -154,7 +154,7 @@ def _hosts(settings: Settings) -> tuple[str, ...]:
 
 
 def read_profiles(jobs: Sequence[ListedJob]) -> Mapping[JobId, ProfileRateModel]:
-    """Read the saved profiles in the jobs' directories."""
+    """Read the saved profiles in the jobs' folders."""
     found: dict[JobId, ProfileRateModel] = {}
     for folder in {job.program.folder for job in jobs}:
         with contextlib.suppress(OSError):

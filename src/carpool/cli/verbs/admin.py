@@ -57,7 +57,7 @@ state_option = click.option(
     "--state",
     default=None,
     metavar="DIR",
-    help="The daemon's state directory. [default: the setting 'state', see carpool config show]",
+    help="The daemon's state folder. [default: the setting 'state', see carpool config show]",
 )
 
 
@@ -72,7 +72,7 @@ Examples:
 @state_option
 @click.option("--leave-running", is_flag=True, help="Leave jobs running for the next daemon.")
 def stop(state: str | None, leave_running: bool) -> None:
-    """Stop the daemon of a state directory; returns when it has exited.
+    """Stop the daemon of a state folder; returns when it has exited.
 
     Its jobs are stopped at the end of a step with a checkpoint, and the next `carpool serve` resumes them.
     """
@@ -96,7 +96,7 @@ def stop(state: str | None, leave_running: bool) -> None:
 
 
 def _no_daemon(state: Path) -> InputError:
-    return InputError("no daemon uses this directory", where=str(state), way_out="Name its directory with --state.")
+    return InputError("no daemon uses this folder", where=str(state), way_out="Name its folder with --state.")
 
 
 @click.group("token", epilog="Example: carpool token add ada --role user")
@@ -197,7 +197,7 @@ def backup(target: str, state: str | None, without_checkpoints: bool, as_json: b
 @click.option("--check", is_flag=True, help="Only verify the checksums in FILE.")
 @json_option
 def restore(source: str, state: str | None, check: bool, as_json: bool) -> None:
-    """Restore a backup from FILE into an empty state directory. A damaged FILE changes nothing.
+    """Restore a backup from FILE into an empty state folder. A damaged FILE changes nothing.
 
     Start `carpool serve` afterwards: unfinished jobs continue from the checkpoints in the backup.
     """

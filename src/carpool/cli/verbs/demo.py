@@ -19,7 +19,7 @@ Examples:
 
 
 @click.command("demo", epilog=_EPILOG)
-@click.option("--out", default="out", show_default=True, metavar="DIR", help="Directory for timelines, page and runs.")
+@click.option("--out", default="out", show_default=True, metavar="DIR", help="Folder for timelines, page and runs.")
 @click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all free GPUs, else all cores]")
 @click.option("--quick", is_flag=True, help="Train for fewer epochs: shows that it works, not the speed-up.")
 @click.option("--simulated", is_flag=True, help="Simulate jobs on 64 GPUs under five policies; needs no torch.")

@@ -13,6 +13,7 @@ from carpool.cli.support.fleet import EngineChoice, check_engine_options, engine
 from carpool.cli.support.options import json_option, print_json
 
 if TYPE_CHECKING:
+    from carpool.runtime.doctor import Finding
     from carpool.service.daemon.remote_access import HostFinding
 
 _EPILOG = """\b
@@ -45,13 +46,14 @@ def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, max_
         return
     from carpool.runtime.doctor import examine
 
-    findings = []
+    findings: list[Finding] = []
     for finding in examine():
+        is_said = bool(findings) and findings[-1].way_out == finding.way_out
         findings.append(finding)
         if as_json:
             continue
         click.echo(f"{'yes' if finding.is_there else 'no':<4}{finding.name:<15}{finding.found}")
-        if not finding.is_there and finding.way_out:
+        if not finding.is_there and finding.way_out and not is_said:
             click.echo(f"{'':<19}{finding.way_out}")
     if as_json:
         print_json({"version": __version__, "checks": [asdict(finding) for finding in findings]})

@@ -28,7 +28,7 @@ run_option = click.option(
     "--run",
     default="",
     metavar="RUN",
-    help="Read this run, by name or directory. [default: ask the daemon, else the newest run that has the job]",
+    help="Read this run, by name or folder. [default: ask the daemon, else the newest run that has the job]",
 )
 
 History = list[tuple[float, str]]  # seconds, event
@@ -75,6 +75,20 @@ def _unknown_job(job: str, where: str) -> InputError:
     )
 
 
+def _not_yet_submitted(job: str, where: str, at: float, records: Iterable[Record]) -> InputError:
+    """The error for a job that no record up to `at` names: when it is submitted, if it is at all."""
+    from carpool.core.messages import JobSubmitted
+
+    for record in records:
+        if any(isinstance(fact, JobSubmitted) and fact.spec.id == job for fact in record.facts):
+            return InputError(
+                f"job {job!r} is submitted at {record.at:.10g} s, after --at {at:g}",
+                where=where,
+                way_out="Give a later --at.",
+            )
+    return _unknown_job(job, where)
+
+
 @contextmanager
 def _open_journal(path: Path) -> Iterator[tuple[Header, Iterator[Record]]]:
     from carpool.core.journal import read_journal
@@ -83,7 +97,7 @@ def _open_journal(path: Path) -> Iterator[tuple[Header, Iterator[Record]]]:
         with path.open(encoding="utf-8") as lines:
             yield read_journal(lines)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read: {cause(error)}", where=str(path), way_out="Give a journal file.") from None
+        raise InputError(f"cannot be read: {cause(error)}", where=str(path), way_out="Give a journal file.") from None
     except JournalError as error:
         raise InputError(
             f"not a readable journal: {error}", where=str(path), way_out="Give another journal file."
@@ -244,6 +258,7 @@ def _evaluate_policy(
     from carpool.core.scheduler import Scheduler
     from carpool.policies.registry import parse_policy
 
+    records = list(records)
     known, ending = _records_until(records, JobId(name), at)
     changes = [fact.policy for record in known for fact in record.facts if isinstance(fact, PolicyChanged)]
     policy = parse_policy(changes[-1] if changes else header.policy)
@@ -251,7 +266,7 @@ def _evaluate_policy(
     scheduler.recover(known)
     job = scheduler.jobs.get(JobId(name))
     if job is None:
-        raise _unknown_job(name, where if at is None else f"{where} at {at:g} s")
+        raise _unknown_job(name, where) if at is None else _not_yet_submitted(name, where, at, records)
     plans = [record.planned.reason for record in known if record.planned is not None and record.planned.reason]
     details = policy.details(scheduler.snapshot(), job)
     return Reason(scheduler.at, scheduler.why(job, names), plans[-1] if plans else "", ending, details)

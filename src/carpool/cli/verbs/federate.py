@@ -60,10 +60,12 @@ _BASELINE = "equal-steps"
     default="",
     help="A running SuperLink, HOST:PORT. [default: one is started, and a SuperNode per device]",
 )
-@click.option("--device", "device_name", metavar="NAME", default="", help="Be this device of FILE, as a SuperNode.")
+@click.option(
+    "--device", "device_name", metavar="NAME", default="", help="Run this device of FILE here, as a SuperNode."
+)
 @click.option("--root-certificates", default="", metavar="FILE", help="CA that signed the SuperLink's certificate.")
 @click.option("--node-key", default="", metavar="FILE", help="Private key that authenticates the SuperNode.")
-@click.option("--insecure", is_flag=True, help="No TLS; only for a SuperLink on this machine.")
+@click.option("--insecure", is_flag=True, help="Connect without TLS; only to a SuperLink on this machine.")
 @json_option
 def federate(
     file: Path,

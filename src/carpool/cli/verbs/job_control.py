@@ -54,9 +54,9 @@ resume = _phase_command("resume", "Put paused jobs back into the queue; they con
 @server_option
 @json_option
 def weight(job: str, weight: float, server: str, as_json: bool) -> int:
-    """Set the weight of JOB: policies multiply its completion time by WEIGHT as a job of weight 1.
+    """Set how much JOB counts in the average completion time that policies minimise.
 
-    WEIGHT is a number from 1e-6 to 1e6.
+    WEIGHT is a number from 1e-6 to 1e6; without it, 1. A job of weight 2 counts like two jobs.
     """
 
     def describe(job: Json) -> str:
@@ -72,7 +72,7 @@ def weight(job: str, weight: float, server: str, as_json: bool) -> int:
 @server_option
 @json_option
 def limit(job: str, min_devices: int, max_devices: int, server: str, as_json: bool) -> int:
-    """Set how many devices JOB may use: at least MIN, at most MAX. A running job is resized without a restart."""
+    """Set how many devices JOB may use: at least MIN, at most MAX. A running training is resized without a restart."""
     if min_devices > max_devices:
         raise click.BadParameter(f"{max_devices} is less than MIN ({min_devices}).", param_hint="'MAX'")
 

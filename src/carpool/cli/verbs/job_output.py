@@ -59,7 +59,9 @@ def logs(job: str, follow: bool, tail: int, run: str, server: str, as_json: bool
             if not server and (read := _run_log_if_any(job)) is not None:
                 _print_log(read, job, tail, follow, as_json)
             elif isinstance(error, Unreachable):
-                raise
+                raise (
+                    error if server else Unreachable(f"no run in .carpool/runs has job {job!r}, and {error}")
+                ) from None
             else:
                 raise InputError(f"{error}{name_suggestions(client, job)}") from None
 
@@ -122,7 +124,7 @@ PLAIN_FILES = ("metrics.jsonl", "outcome.json", "story.jsonl", "log")  # copied 
 @click.command("get", epilog="Example: carpool get mlp-fast --run jobs --out weights")
 @click.argument("job")
 @run_option
-@click.option("--out", default="", metavar="DIR", help="Target directory. [default: named after the job]")
+@click.option("--out", default="", metavar="DIR", help="Folder to copy to. [default: named after the job]")
 @server_option
 @json_option
 def get(job: str, run: str, out: str, server: str, as_json: bool) -> None:
@@ -226,7 +228,7 @@ def _folder_from_daemon(job: str, server: str) -> Path | None:
     if address and socket == address:
         raise InputError(
             f"the files of job {job!r} are on the machine of the daemon, {address}",
-            way_out="Run carpool get there, or set CARPOOL_STATE to its state directory if it is mounted here.",
+            way_out="Run carpool get there, or set CARPOOL_STATE to its state folder if it is mounted here.",
         )
     phase = Phase(known["phase"])
     if phase.is_over:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool.cli.support.options import log_options, print_note
+from carpool.cli.support.options import DEVICES_HELP, log_options, print_note
 from carpool.core.errors import InputError, cause
 
 if TYPE_CHECKING:
@@ -31,16 +31,23 @@ A token: (umask 077; openssl rand -hex 32 > box1.token)
 
 
 @click.command("agent", epilog=_AGENT_EPILOG)
-@click.option("--listen", required=True, metavar="ADDRESS:PORT", help="Where the scheduler connects; port 0: any.")
+@click.option(
+    "--listen",
+    required=True,
+    metavar="ADDRESS:PORT",
+    help="Address and port that the scheduler connects to; port 0: any free one.",
+)
 @click.option("--token-file", required=True, metavar="FILE", help="The secret that scheduler and agent share.")
 @click.option(
     "--devices",
     default="",
     metavar="SPEC",
-    help="cpu:4, cuda, cuda:0,1, cuda:0@50. [default: all free GPUs, else all cores]",
+    help=DEVICES_HELP,
 )
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
-@click.option("--state", default="", metavar="DIR", help="Folder of jobs and code. [default: the user's state, agent]")
+@click.option(
+    "--state", default="", metavar="DIR", help="Folder of jobs and code. [default: ~/.local/state/carpool/agent]"
+)
 @click.option("--tls-cert", default="", metavar="FILE", help="Certificate (PEM). [default: a new one, kept in --state]")
 @click.option("--tls-key", default="", metavar="FILE", help="Key of the certificate (PEM).")
 @click.option("--publish", default="", metavar="FILE", help="Write address and port to this file once it listens.")
@@ -155,9 +162,13 @@ Examples:
 
 
 @click.command("slurm", epilog=_SLURM_EPILOG)
-@click.argument("jobs")
+@click.argument("jobs", metavar="JOBS.toml")
 @click.option(
-    "--time", "limit", required=True, metavar="TIME", help="Time limit of one allocation, as sbatch takes it."
+    "--time",
+    "limit",
+    required=True,
+    metavar="TIME",
+    help="Time limit of one allocation: minutes, H:M:S or D-H, as for sbatch.",
 )
 @click.option("--nodes", default=1, show_default=True, type=click.IntRange(1), help="Nodes of one allocation.")
 @click.option(
@@ -171,8 +182,8 @@ Examples:
 @click.option(
     "--state", default="", metavar="DIR", help="State folder, on a shared disk. [default: .carpool/slurm/NAME]"
 )
-@click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="Further option of sbatch; may be repeated.")
-@click.option("--run", "arguments", multiple=True, metavar="ARG", help="Further argument of carpool run; repeatable.")
+@click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="Further option of sbatch. Repeatable.")
+@click.option("--run", "arguments", multiple=True, metavar="ARG", help="Further argument of carpool run. Repeatable.")
 @click.option("--no-submit", is_flag=True, help="Only write the script.")
 def slurm(
     jobs: str,

@@ -38,7 +38,7 @@ Examples:
 )
 @click.option("--oversubscribe", is_flag=True, help="Allow cpu:CxK devices to share cores.")
 @click.option("--probe", is_flag=True, help="Run a few steps of every job that has no profile.")
-@click.option("--seed", default=0, metavar="N", help="Seed of the sampling behind the 80 % ranges.")
+@click.option("--seed", default=0, metavar="N", help="Seed of the sampling behind the 80 % ranges. [default: 0]")
 @json_option
 def plan(
     jobs: str, policy: str | None, devices: str, oversubscribe: bool, probe: bool, seed: int, as_json: bool

@@ -31,7 +31,9 @@ Examples:
 
 @click.command("profile", epilog=_EPILOG)
 @click.argument("entry", metavar="ENTRY")
-@click.option("--args", "args_text", default="", metavar="TABLE", help="Arguments of the entry: '{ lr = 0.1 }'.")
+@click.option(
+    "--args", "args_text", default="", metavar="TABLE", help="Arguments of the entry, as in a job file: '{ lr = 0.1 }'."
+)
 @click.option("--batches", default="", metavar="M,M…", help="Batch sizes. [default: 1/8 to 4 times the training's own]")
 @click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all free GPUs, else all cores]")
 @click.option("--shares", default="1", metavar="F,F…", show_default=True, help="Shares of a device, at most 1.")
@@ -41,7 +43,7 @@ Examples:
 @click.option("--seconds", default=2.0, metavar="S", show_default=True, help="Seconds of steps to time per setting.")
 @click.option("--timeout", default=120.0, metavar="S", show_default=True, help="Abandon a setting after S seconds.")
 @click.option(
-    "--memory", default="", metavar="BYTES", help="Memory limit per process: 2GiB. [default: most of the RAM]"
+    "--memory", default="", metavar="SIZE", help="Memory limit per process, such as 2GiB. [default: most of the RAM]"
 )
 @click.option("--no-exact", is_flag=True, help="Do not measure the overhead of exact = true.")
 @click.option("--no-noise", is_flag=True, help="Do not measure the gradient noise scale.")
@@ -181,7 +183,7 @@ def _parse_list(text: str, option: str, parse: Callable[[str], Value | None], wa
     for part in filter(None, (part.strip() for part in text.split(","))):
         value = parse(part)
         if value is None:
-            raise InputError(f"{part!r} in {text!r}", where=option, way_out=way_out)
+            raise InputError(f"{part!r} is not valid", where=option, way_out=way_out)
         values.append(value)
     return tuple(values)
 

@@ -34,9 +34,9 @@ Examples:
 @click.option("--policy", default="", metavar="NAME[:key=value]…", help="Use this policy instead of the run's.")
 @json_option
 def replay(run: str, profiles: str, policy: str, as_json: bool) -> int:
-    """Simulate a recorded run from the profiles of its jobs and compare end times job by job.
+    """Simulate a recorded run from the profiles of its jobs and compare end times (in seconds) job by job.
 
-    RUN is the name or directory of a run. Submission times and step counts are taken from the recording; step rates,
+    RUN is the name or folder of a run. Submission times and step counts are taken from the recording; step rates,
     interference between jobs, and start, resize and end overheads from the profiles. The policy makes all decisions
     again.
 

@@ -27,8 +27,13 @@ Examples:
 
 @click.command("results", epilog=_EPILOG)
 @click.argument("name", required=False, default="", metavar="[SWEEP|RUN]")
-@click.option("--run", default="", metavar="RUN", help="Read this run, by name or directory.")
-@click.option("--metric", default="", help="Metric to order by. [default: that of halving, else one all jobs report]")
+@click.option("--run", default="", metavar="RUN", help="Read this run, by name or folder.")
+@click.option(
+    "--metric",
+    default="",
+    metavar="NAME",
+    help="Metric to order by. [default: that of halving, else one all jobs report]",
+)
 @click.option("--max", "mode", flag_value="max", help="More is better. [default: by the metric's name]")
 @click.option("--min", "mode", flag_value="min", help="Less is better.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")

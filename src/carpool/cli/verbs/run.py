@@ -18,7 +18,7 @@ from carpool import __version__
 from carpool.cli.support.command_line import ProgramCommand, given_program, job_options
 from carpool.cli.support.executor_start import executor_options, start_executor, start_ready
 from carpool.cli.support.fleet import EngineChoice, engine_options, find_fleet
-from carpool.cli.support.options import guard_stdout, log_options, sweep_option
+from carpool.cli.support.options import DEVICES_HELP, MEMORY_CAP_HELP, guard_stdout, log_options, sweep_option
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
@@ -55,12 +55,16 @@ Examples:
 @click.argument("jobs", required=False, metavar="[JOBS.toml]")
 @job_options
 @sweep_option
-@click.option("--policy", metavar="NAME[:key=value]…", help=f"The scheduling policy. [default: {PREFERRED[0]}]")
+@click.option(
+    "--policy",
+    metavar="NAME[:key=value]…",
+    help=f"Scheduling policy, as listed by carpool policies. [default: {PREFERRED[0]}]",
+)
 @click.option(
     "--devices",
     default="",
     metavar="SPEC",
-    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1, cuda:0@50,cuda:0@25. [default: all free GPUs, else all cores]",
+    help=DEVICES_HELP,
 )
 @click.option(
     "--state", metavar="DIR", help="Folder of the journal, logs and checkpoints. [default: .carpool/runs/NAME]"
@@ -101,15 +105,15 @@ Examples:
     "--memory-cap",
     default="",
     metavar="SIZE",
-    help="Memory limit of all jobs on a device together: jobs take turns, idle ones are swapped to host memory.",
+    help=MEMORY_CAP_HELP,
 )
 @click.option(
     "--check/--no-check",
     default=True,
-    help="Call every entry once before any job starts, and report those that raise.",
+    help="Call every entry once before any job starts, and report those that raise. [default: --check]",
 )
 @log_options(_LOG_LEVEL)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
 def run(
     jobs: str | None,
     name: str,

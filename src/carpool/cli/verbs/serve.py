@@ -15,7 +15,7 @@ import click
 
 from carpool import __version__
 from carpool.cli.support.fleet import EngineChoice, engine_options, find_fleet
-from carpool.cli.support.options import log_options
+from carpool.cli.support.options import DEVICES_HELP, MEMORY_CAP_HELP, log_options
 from carpool.cli.verbs.run import PREFERRED, default_policy
 from carpool.core.errors import InputError
 
@@ -38,17 +38,20 @@ Examples:
 
 
 @click.command("serve", epilog=_EPILOG)
-@click.option("--state", metavar="DIR", help="Folder of the journal, logs and checkpoints. [default: the user's state]")
+@click.option(
+    "--state", metavar="DIR", help="Folder of the journal, logs and checkpoints. [default: ~/.local/state/carpool]"
+)
 @click.option(
     "--policy",
     metavar="NAME[:key=value]…",
-    help=f"The scheduling policy. [default: the last one used in this folder, at first {PREFERRED[0]}]",
+    help="Scheduling policy, as listed by carpool policies. "
+    f"[default: the last one used in this folder, at first {PREFERRED[0]}]",
 )
 @click.option(
     "--devices",
     default=None,
     metavar="SPEC",
-    help="cpu:4, cpu:2x1,1x2, cuda, cuda:0,1, cuda:0@50,cuda:0@25. [default: all free GPUs, else all cores]",
+    help=DEVICES_HELP,
 )
 @click.option("--oversubscribe", is_flag=True, help="Let devices of cpu:CxK share cores.")
 @engine_options
@@ -56,22 +59,23 @@ Examples:
     "--lanes",
     type=click.Choice(["auto", "slice"]),
     default=None,
-    help="auto: jobs that share a GPU run concurrently where possible; slice: they take turns.",
+    help="auto: jobs that share a GPU run concurrently where possible; slice: they take turns. [default: auto]",
 )
 @click.option(
     "--warm",
     type=click.IntRange(0, 8),
     default=None,
-    help="Processes kept ready on each GPU, which saves jobs CUDA's start-up; each holds a CUDA context. [default: 1]",
+    help="Processes kept ready on each GPU while jobs wait, so that the next job skips CUDA's initialisation; 0: none. "
+    "[default: 1]",
 )
 @click.option(
     "--memory-cap",
     default=None,
     metavar="SIZE",
-    help="Memory limit of all jobs on a device together: jobs take turns, idle ones are swapped to host memory.",
+    help=MEMORY_CAP_HELP,
 )
 @click.option("--socket", default=None, metavar="PATH", help="Path of the Unix socket. [default: api.sock in --state]")
-@click.option("--host", default=None, help="Address to listen on beside the socket. [default: 127.0.0.1]")
+@click.option("--host", default=None, help="Address to listen on, besides the socket. [default: 127.0.0.1]")
 @click.option("--port", default=None, type=click.IntRange(0, 65535), help="TCP port; 0: none. [default: 7637]")
 @click.option("--tls-cert", default=None, metavar="FILE", help="Certificate (PEM): the port then speaks https.")
 @click.option("--tls-key", default=None, metavar="FILE", help="Key of the certificate (PEM).")

@@ -29,16 +29,19 @@ Examples:
   carpool simulate --trace jobs.csv --cluster 2x4xV100,4x4xP100 --policy ./mine.py:MyPolicy --report out.html
   carpool simulate --trace a.trace --world gavel:throughputs.json --cluster 2x4xV100,3x8xK80 --policy gavel --rounds 360
 """
-_POLICY_HELP = "Scheduling policy; may be repeated. [default: fifo]"
+_POLICY_HELP = "Scheduling policy, as listed by carpool policies. Repeatable. [default: fifo]"
 _WORLD_HELP = (
-    "Performance model: plain, colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, parts, wired, or a TOML file."
+    "Performance model: plain (devices equally fast, moves free), wired (links of different speeds), "
+    "parts (four device types), colocation:FILE, gavel:FILE, pollux:DIR, profile:FILE, or a TOML file."
 )
 _FAILURES_HELP = "Failures to inject: CSV of at_s,event,target, or node_mtbf_s=…:job_mtbf_s=…."
 
 
 @click.command("simulate", epilog=_EPILOG)
 @click.option("--trace", required=True, metavar="FILE", help="Jobs with submission times; the format is detected.")
-@click.option("--cluster", required=True, metavar="SPEC", help="NODESxDEVICESxKIND[,…] (64x8xV100) or a TOML file.")
+@click.option(
+    "--cluster", required=True, metavar="SPEC", help="NODESxDEVICESxTYPE[,…], such as 64x8xV100, or a TOML file."
+)
 @click.option("--policy", "policies", multiple=True, metavar="NAME[:key=value]…", help=_POLICY_HELP)
 @click.option("--world", default="plain", show_default=True, metavar="WORLD", help=_WORLD_HELP)
 @click.option("--rounds", "round_s", default=0.0, metavar="S", help="Plan every S seconds instead of at every event.")

@@ -46,9 +46,9 @@ _ACTIVE_PHASES = ("blocked", "waiting", "running", "paused")
     "--phase",
     multiple=True,
     metavar="PHASE",
-    help="List only jobs that are blocked, waiting, running, paused, finished, failed or cancelled; may be repeated.",
+    help="List only jobs that are blocked, waiting, running, paused, finished, failed or cancelled. Repeatable.",
 )
-@click.option("--user", default="", help="List only this user's jobs.")
+@click.option("--user", default="", metavar="NAME", help="List only this user's jobs.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="Jobs to list at most.")
 @server_option
 @json_option

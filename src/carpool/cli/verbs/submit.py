@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from carpool.service.client import Client, Json
     from carpool.service.config import Settings
 
-DAEMON_LOG = "daemon.log"  # stdout and stderr of a daemon started by `submit`, in its state directory
+DAEMON_LOG = "daemon.log"  # stdout and stderr of a daemon started by `submit`, in its state folder
 _START_TIMEOUT_S = 60.0
 _START_POLL_S = 0.05
 CARPOOL_FAILED = 125  # exit code: carpool itself failed, not the job
@@ -126,7 +126,7 @@ def _submit(client: Client, jobs: Path | Mapping[str, Any], key: str, server: st
     if isinstance(jobs, Path):
         read_jobs(jobs, params)
     else:
-        parse_jobs(add_sweep(jobs, params, "--sweep"), folder, "carpool submit")
+        parse_jobs(add_sweep(jobs, params, "--sweep"), folder, "command line")
     pid = start_daemon(settings)
     print_note(f"started a daemon in {settings.state} (process {pid}); stop it with: carpool stop")
     return client.submit(tables, folder=folder, key=key)

@@ -74,9 +74,11 @@ Examples:
     show_default=True,
     help="Job lengths: philly, lognormal, exponential or fixed, with parameters as :key=value.",
 )
-@click.option("--models", default="", help="Models with frequencies, such as resnet50:2,bert:1.")
+@click.option("--models", default="", help="Models with frequencies, such as resnet50:2,bert:1. [default: none]")
 @click.option("--weights", default="", help="Job weights, such as 1-5 or 1:0.9,5:0.1. [default: all 1]")
-@click.option("--users", type=int, default=0, help="Number of users; user k submits in proportion to 1/k.")
+@click.option(
+    "--users", type=int, default=0, help="Number of users; user k submits in proportion to 1/k. [default: none]"
+)
 def generate(
     path: str,
     jobs: int,

@@ -26,7 +26,6 @@ class Quote(NamedTuple):
     overdue: Floats  # [job]: further credit
 
 
-_ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _NAMED = 3  # jobs that an explanation names
 _FELT = 1.1  # factor on a weight from which it is named
 _LEAST_PRICE = 1e-4  # below, a price is shown as 0
@@ -39,10 +38,9 @@ def explain_job(quote: Quote, job: Job, holding: Callable[[Job], Allocation | No
     held = holding(job)
     if held is None:
         return _explain_waiting(quote, row, holding)
-    words = _explain_holding(quote, row, shape_of(menu.cluster, held))
-    if held.batch_size not in (0, job.spec.batch_size):
-        words += f"; batch size {held.batch_size}"
-    return words if held.fractions == (1.0,) else f"{words}; at {held.shares[0].fraction:.0%}"
+    part = "" if held.fractions == (1.0,) else f"{held.shares[0].fraction:.0%} of "
+    words = _explain_holding(quote, row, shape_of(menu.cluster, held), part)
+    return words if held.batch_size in (0, job.spec.batch_size) else f"{words}; batch size {held.batch_size}"
 
 
 def bid_order(quote: Quote) -> list[JobId]:
@@ -61,23 +59,23 @@ def explain_aging(quote: Quote, job: Job) -> str:
 
 
 def explain_prices(quote: Quote) -> str:
-    """Such as ``one more V100 would save 0.04 s per second, one more K80 0.01 s``."""
+    """Such as ``one more V100 would save all jobs together 0.04 s per second, one more K80 0.01 s``."""
     kinds = zip(quote.menu.cluster.kinds, quote.prices.tolist(), strict=True)
     priced = [(kind, _price(price)) for kind, price in kinds if price >= _LEAST_PRICE]
     if not priced:
         return "more devices would not help"
     (kind, price), *others = priced
-    listed = [f"one more {kind} would save {price} s per second"]
+    listed = [f"one more {kind} would save all jobs together {price} s per second"]
     return ", ".join([*listed, *[f"one more {kind} {price} s" for kind, price in others]])
 
 
-def _explain_holding(quote: Quote, row: int, offer: Offer) -> str:
-    """Such as ``holds 3 V100 (each would save other jobs 0.04 s per second); a fourth would save it 210 s and …``."""
+def _explain_holding(quote: Quote, row: int, offer: Offer, part: str) -> str:
+    """Such as ``holds 3 V100 (each would save other jobs 0.04 s per second); one more would save it 210 s and …``."""
     menu, market = quote.menu, quote.market
     kind, count = offer.groups[0]
     price = float(quote.prices[menu.cluster.kinds.index(kind)])
     others = f"{'each' if count > 1 else 'it'} would save other jobs {_price(price)} s per second"
-    words = f"holds {offer.words()} ({others if price >= _LEAST_PRICE else 'no other job needs more'})"
+    words = f"holds {part}{offer.words()} ({others if price >= _LEAST_PRICE else 'no other job needs more'})"
     column = menu.offers.index(offer)
     more = _next_larger(menu, row, offer)
     if more is None or not menu.rates[row, column]:
@@ -86,7 +84,7 @@ def _explain_holding(quote: Quote, row: int, offer: Offer) -> str:
     saved = float(market.weights[row] * (now_s - then_s))
     extra = menu.offers[more].width
     cost = max(0.0, price * (extra * then_s - count * now_s))
-    which = f"a {_ORDINALS[extra]}" if extra == count + 1 and extra < len(_ORDINALS) else f"{extra - count} more"
+    which = f"{extra - count} more" if extra > count + 1 else "one more"
     if saved <= 0.0:
         return f"{words}; {which} would not make it faster"
     return f"{words}; {which} would save it {_seconds(saved)} and cost other jobs {_seconds(cost)}"

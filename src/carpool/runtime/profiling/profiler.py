@@ -112,7 +112,7 @@ class Profiler:
             await profiler._stop_executor()
             shutil.rmtree(profiler._folder, ignore_errors=True)
 
-    async def first_look(self, device: LocalDevice) -> Measurement:
+    async def first_measurement(self, device: LocalDevice) -> Measurement:
         setting = SweepPoint((device,), self._program.batch_size)
         result = await self._probe(setting, _MIN_STEPS)
         own_batch = self._program.batch_size or int(self.declared.get("batch_size", 0))
@@ -278,8 +278,8 @@ async def make_profile(
 ) -> Profile:
     """Measure a training on these devices; `InputError` if it fails even at its own batch size."""
     async with Profiler.start(program, devices, budget, request.beside) as profiler:
-        tell(0, 1, "a first look")
-        await _first_look(profiler, program, devices[0])
+        tell(0, 1, "a few steps, to learn batch size and rate")
+        await _first_measurement(profiler, program, devices[0])
         num_samples, own = profiler.declared["num_samples"], _own_batch(program, profiler)
         requested = request.batches
         batches = check_batches(requested, num_samples) if requested else default_batches(own, num_samples)
@@ -296,12 +296,12 @@ async def make_profile(
 async def make_probe(program: Program, device: LocalDevice, budget: MeasurementBudget, version: str) -> Profile:
     """Measure the minimum: a few steps at the training's own batch size on one device."""
     async with Profiler.start(program, [device], budget) as profiler:
-        first = await _first_look(profiler, program, device)
+        first = await _first_measurement(profiler, program, device)
         return _profile(program, profiler, [first], None, version)
 
 
-async def _first_look(profiler: Profiler, program: Program, device: LocalDevice) -> Measurement:
-    first = await profiler.first_look(device)
+async def _first_measurement(profiler: Profiler, program: Program, device: LocalDevice) -> Measurement:
+    first = await profiler.first_measurement(device)
     if not profiler.declared:
         raise InputError(first.error, where=program.entry, way_out="Fix the entry; try it alone with carpool run.")
     return first
