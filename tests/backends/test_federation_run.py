@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.backends.federation_devices import Devices, Event
+from carpool.backends.federation_devices import Devices, EmbeddedDevices, Event
 from carpool.backends.federation_run import FederationRun, TaskSummary, fork_server
 from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import InputError
@@ -91,6 +91,19 @@ def hangs_when_loaded_again(flag):
         threading.Event().wait()
     return dies_once(flag)
 
+def dies_without_a_log(flag):
+    training, calls = make(), [0]
+    def loss(model, batch):
+        calls[0] += 1
+        if calls[0] == 8 and not Path(flag).exists():
+            Path(flag).touch()
+            log = os.readlink("/proc/self/fd/1")
+            os.unlink(log)
+            os.mkdir(log)  # cannot be opened
+            os._exit(9)
+        return cross_entropy(model(batch[0]), batch[1])
+    return replace(training, loss=loss)
+
 def hangs_in_a_step(flag):
     calls = [0]
     def loss(model, batch):
@@ -138,7 +151,7 @@ class Runs:
 
     def __init__(self, runner: asyncio.Runner, forks: ForkServer) -> None:
         self._runner = runner
-        self._forks = forks
+        self.forks = forks
 
     def __call__(
         self,
@@ -158,7 +171,7 @@ class Runs:
 
         folder.mkdir(exist_ok=True)
         federation = FederationRun(file, FederationStore(folder), [observe], resume=resume)
-        run = asyncio.wait_for(federation.run(self._forks, devices), _STALLED_S)
+        run = asyncio.wait_for(federation.run(self.forks, devices), _STALLED_S)
         return self._runner.run(run), records
 
 
@@ -272,6 +285,20 @@ def test_a_device_that_hangs_while_it_is_loaded_again_is_lost_and_the_others_go_
     assert "did not load its tasks within 3 s" in lost.reason
     used = {order.devices for record in records for order in record.orders if isinstance(order, Aggregate)}
     assert used == {tuple({"fast", "slow"} - {lost.device})}
+
+
+def test_a_device_that_cannot_be_started_again_is_lost_and_the_others_go_on(tmp_path: Path, run: Runs) -> None:
+    tasks = [{"name": "a", "entry": "entries.py:dies_without_a_log", "args": {"flag": str(tmp_path / "flag")}}]
+    summaries, records = run(federation(tmp_path, tasks), tmp_path / "run")
+    assert (summaries[TaskName("a")].rounds, summaries[TaskName("a")].failed) == (3, False)
+    (lost,) = [fact for record in records for fact in record.facts if isinstance(fact, DeviceLost)]
+    assert f"{lost.device}.log" in lost.reason
+
+
+def test_a_cycle_is_closed_without_a_device_that_has_not_loaded_since_the_resume(tmp_path: Path, run: Runs) -> None:
+    devices = EmbeddedDevices(two_tasks(tmp_path), run.forks, tmp_path)
+    devices.halt([DeviceName("slow")])
+    assert not devices.is_working
 
 
 def test_a_device_that_hangs_in_a_step_is_killed_at_the_second_deadline_and_comes_back(

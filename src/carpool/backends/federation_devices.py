@@ -106,8 +106,8 @@ async def start_process(
 
     `LoadTimeout` if that takes longer than ``load_s`` (0: no limit); the process is killed.
     """
-    ours, theirs = pair()
     log = os.open(folder / f"{quote(host.name, safe='')}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+    ours, theirs = pair()
     try:
         pid = await forks.fork(theirs, log)
     finally:
@@ -255,7 +255,7 @@ class EmbeddedDevices:
         if process.restarts < _MAX_RESTARTS:
             try:
                 lost = lost._replace(back=await self._start(self._devices[DeviceName(name)]))
-            except CarpoolError as error:
+            except (CarpoolError, OSError) as error:  # the disk is full, say
                 lost = Lost(str(error))
         self._processes[name].is_working = False
         del self._reloads[name]
@@ -274,7 +274,9 @@ class EmbeddedDevices:
 
     def halt(self, missing: Sequence[DeviceName]) -> None:
         for name in missing:
-            process = self._processes[name]
+            process = self._processes.get(name)
+            if process is None:
+                continue  # it has not loaded its tasks since the federation was resumed
             if name in self._reloads:
                 if name not in self._reported:
                     self._reported.add(name)
