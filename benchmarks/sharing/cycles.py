@@ -111,8 +111,8 @@ def ordered(rules: Federation, devices: Sequence[Device]) -> dict[DeviceName, tu
 
 
 def steps_of(work: Sequence[Work]) -> list[int]:
-    """Whole steps for the samples of each task, at least one."""
-    return [max(1, round(each.samples / each.batch_size)) for each in work]
+    """Steps for the samples of each task; the last one is done as a whole one."""
+    return [-(-each.samples // each.batch_size) for each in work]
 
 
 def _samples(work: Sequence[Work]) -> dict[TaskName, int]:

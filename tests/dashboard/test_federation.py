@@ -11,7 +11,16 @@ from carpool.dashboard.federation import Federations, FederationView, draw_feder
 from carpool.federated.coordinator import Coordinator
 from carpool.federated.federation import DeviceName, Federation, Task, TaskName
 from carpool.federated.journal import JournalWriter
-from carpool.federated.messages import DeviceJoined, DeviceLost, Evaluated, Record, StartWork, TaskResult, WorkReported
+from carpool.federated.messages import (
+    DeviceJoined,
+    DeviceLost,
+    Evaluated,
+    Record,
+    StartWork,
+    TaskResult,
+    Work,
+    WorkReported,
+)
 from carpool.service.service import NotFound
 
 A, B = TaskName("a"), TaskName("b<i>")
@@ -29,13 +38,17 @@ def played(num_cycles: int = 3) -> tuple[list[Record], str]:
         at = coordinator.at
         for name, seconds in (("fast", 2.0), ("slow", 8.0)):
             order = next(each for each in orders if isinstance(each, StartWork) and each.device == name)
-            results = [TaskResult(w.task, w.round, w.samples, 1, 0.1, 1000) for w in order.work]
+            results = [TaskResult(w.task, w.round, w.samples, _num_steps(w), 0.1, 1000) for w in order.work]
             coordinator.handle(at + seconds, [WorkReported(order.device, order.cycle, tuple(results))])
         orders = coordinator.handle(at + 10.0, [])
         for task in (A, B):
             rounds = coordinator.tasks[task].rounds
             coordinator.handle(at + 10.0, [Evaluated(task, rounds, {"accuracy": rounds / 10})])
     return records, stream.getvalue()
+
+
+def _num_steps(work: Work) -> int:
+    return -(-work.samples // work.batch_size)
 
 
 def view() -> FederationView:
