@@ -29,6 +29,7 @@ from carpool.runtime.state.digest import digest
 
 TIMEOUT_S = 60.0
 STEPS = 5
+BUCKET_BYTES = 256  # several buckets, of even so small a model
 DIES_AT = 2  # steps done when the last rank is killed
 
 
@@ -62,14 +63,17 @@ def member(
         is_last = epoch == len(epochs) - 1
         group = open_group(store, epoch, rank, len(sizes), join_s=TIMEOUT_S)
         is_aborted = (lambda: False) if is_last else gone.is_set
-        reducer = ProcessGroupReducer(group, rank, owned(sizes), trained.layout, exact=exact, is_aborted=is_aborted)
+        reducer = ProcessGroupReducer(
+            group, rank, owned(sizes), trained.layout, exact=exact, is_aborted=is_aborted, bucket_bytes=BUCKET_BYTES
+        )
         try:
             while not trained.stop_reason:
                 if dies and trained.cursor.step == DIES_AT:
                     os.kill(os.getpid(), signal.SIGKILL)
                 parts = () if exact else tuple(1 for _ in sizes)
                 step = trained.next_step(parts)
-                reducer.write(step, trained.contribute(step, range(*owned(sizes)[rank])))
+                slots = reducer.slots(step, rank)
+                reducer.write(step, trained.contribute(step, range(*owned(sizes)[rank]), slots, reducer.ready))
                 trained.advance(step, trained.apply(step, reducer.total(step)))
         except PeerLost:
             losses += 1
@@ -134,6 +138,25 @@ def test_default_mode_is_equal_on_all_ranks(context: ForkServerContext, store: T
     assert first == second
 
 
+def test_the_sum_does_not_depend_on_when_gradients_are_sent(store: TCPStore) -> None:
+    expected = PairOfRanks(store, TIMEOUT_S)
+    for _ in range(STEPS):
+        expected.make_step(early=(False, False))
+    ranks = PairOfRanks(store, TIMEOUT_S, epoch=1)
+    for number in range(STEPS):
+        ranks.make_step(early=(True, number % 2 == 0))
+    assert len({digest(each.training.model) for each in (*expected.trained, *ranks.trained)}) == 1
+
+
+def test_buckets_leave_the_process_before_the_pass_ends(store: TCPStore) -> None:
+    ranks = PairOfRanks(store, TIMEOUT_S)
+    ranks.make_step(early=(True, True))  # counts
+    trained, reducer = ranks.trained[0], ranks.reducers[0]
+    step = trained.next_step((1, 1))
+    trained.contribute(step, range(1), reducer.slots(step, 0), reducer.ready)
+    assert reducer._num_sent > 1
+
+
 JOIN_S = 2.0
 POLLS = 150  # of 20 ms each: longer than that
 SHORT_S = 0.5
@@ -142,24 +165,36 @@ SHORT_S = 0.5
 class PairOfRanks:
     """Two ranks of one process, with a short timeout for joining."""
 
-    def __init__(self, store: TCPStore, collective_s: float, is_aborted: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, store: TCPStore, collective_s: float, is_aborted: Callable[[], bool] = lambda: False, *, epoch: int = 0
+    ) -> None:
         def join(rank: int) -> Any:
             client = TCPStore("127.0.0.1", store.port, is_master=False)
-            return open_group(client, 0, rank, 2, join_s=JOIN_S, collective_s=collective_s)
+            return open_group(client, epoch, rank, 2, join_s=JOIN_S, collective_s=collective_s)
 
         with ThreadPoolExecutor(2) as pool:
             groups = list(pool.map(join, (0, 1)))
         self.trained = [trainer(exact=False) for _ in groups]
         self.reducers = [
-            ProcessGroupReducer(group, rank, owned((1, 1)), each.layout, exact=False, is_aborted=is_aborted)
+            ProcessGroupReducer(
+                group, rank, owned((1, 1)), each.layout, exact=False, is_aborted=is_aborted, bucket_bytes=BUCKET_BYTES
+            )
             for rank, (group, each) in enumerate(zip(groups, self.trained, strict=True))
         ]
 
-    def contribute(self, rank: int) -> Step:
-        trained = self.trained[rank]
+    def contribute(self, rank: int, *, early: bool = False) -> Step:
+        trained, reducer = self.trained[rank], self.reducers[rank]
         step = trained.next_step((1, 1))
-        self.reducers[rank].write(step, trained.contribute(step, range(*owned((1, 1))[rank])))
+        slots = reducer.slots(step, rank) if early else None
+        made = trained.contribute(step, range(*owned((1, 1))[rank]), slots, reducer.ready if early else None)
+        reducer.write(step, made)
         return step
+
+    def make_step(self, *, early: tuple[bool, bool]) -> None:
+        """One step of both ranks; only some send gradients during the backward pass."""
+        steps = [self.contribute(rank, early=is_early) for rank, is_early in enumerate(early)]
+        for trained, reducer, step in zip(self.trained, self.reducers, steps, strict=True):
+            trained.advance(step, trained.apply(step, reducer.total(step)))
 
 
 def test_a_slow_rank_is_waited_for_longer_than_for_joining(store: TCPStore) -> None:

@@ -129,6 +129,7 @@ class FlatLayout:
 
         self._segments, end = _lay_out(tensors)
         self.gradients = range(self._segments[len(self.parameters)].start if self.float_buffers else end)
+        self.gradient_offsets = [segment.start for segment in self._segments[: len(self.parameters)]]
         self.changed = range(end, end + len(self.float_buffers))
         self.used = range(self.changed.stop, self.changed.stop + len(self.parameters))
         self.loss = self.used.stop  # loss, count, and the number of passes that gave a count

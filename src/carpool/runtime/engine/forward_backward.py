@@ -23,6 +23,7 @@ from carpool.runtime.data.batches import BatchSource
 from carpool.runtime.data.sample_stream import SampleStream
 from carpool.runtime.data.sampler import Draw
 from carpool.runtime.engine.determinism import seed_pass
+from carpool.runtime.engine.early_gradients import EarlyGradients, GradientsReady
 from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, PendingLoss, as_real, differ
 from carpool.runtime.engine.optimizer_step import LossScale
 from carpool.runtime.engine.pass_guards import BufferSnapshot, MutationGuard
@@ -90,6 +91,7 @@ class ForwardBackward:
         self._scale = scale
         self._parameters = list(training.model.parameters())  # including those the optimizer does not hold
         self._snapshot = BufferSnapshot(layout)
+        self._early = EarlyGradients(layout)
         self.mutation_guard = MutationGuard(training.model)
         self._autocast_dtype = training.autocast_dtype
         self._sparse_checked = False
@@ -106,17 +108,21 @@ class ForwardBackward:
             stream=stream,
         )
 
-    def contribute(self, step: Step, pieces: range, slots: ContributionSlots | None = None) -> Contributions:
+    def contribute(
+        self, step: Step, pieces: range, slots: ContributionSlots | None = None, ready: GradientsReady | None = None
+    ) -> Contributions:
         """Sum a range of pieces in tree order into its maximal aligned subtrees.
 
-        ``slots`` is the memory for each of these subtrees, so that no copy is needed.
+        ``slots`` is the memory for each of these subtrees, so that no copy is needed. ``ready`` is called during the
+        backward pass; it is for a single piece.
         """
+        assert ready is None or len(pieces) == 1, f"{len(pieces)} pieces would be summed after the first was sent"
         self._snapshot.take()
         self._metric_sums = MetricSums()
         adder: TreeAdder[Contribution] = TreeAdder(add_contributions)
         free = {} if slots is None else {piece: slots[node] for node in slots for piece in node.shards}
         for piece in pieces:
-            contribution = self._contribute_piece(step, piece, free.get(piece))
+            contribution = self._contribute_piece(step, piece, free.get(piece), ready)
             if contribution is not None and piece in free:  # a subtree is summed into the slot of its first piece
                 free = {other: slot for other, slot in free.items() if slot is not free[piece]}
             adder.put(Subtree(0, piece), contribution)
@@ -214,23 +220,30 @@ class ForwardBackward:
                     "sparse=False."
                 )
 
-    def _contribute_piece(self, step: Step, piece: int, slot: Contribution | None) -> Contribution | None:
+    def _contribute_piece(
+        self, step: Step, piece: int, slot: Contribution | None, ready: GradientsReady | None
+    ) -> Contribution | None:
         """The contribution of one piece, in ``slot`` or new memory; None for a piece without samples."""
         if is_empty(Subtree(0, piece), step.bounds):
             return None
         layout = self._layout
         contribution = layout.new() if slot is None else layout.reset(slot)
-        for number, (start, end) in enumerate(step.micro_batches(piece)):
+        micro_batches = step.micro_batches(piece)
+        for number, (start, end) in enumerate(micro_batches):
             batch = self.batches.fetch(step.draw.at.epoch, step.draw.samples[start:end], layout.device)
             seed_pass(self._seed, step.number, piece, number)
             try:
                 self.clear_gradients()
-                with self.mutation_guard.watch() if len(step.bounds) > 1 else _NULL_CONTEXT:
+                early: AbstractContextManager[object] = _NULL_CONTEXT
+                if ready is not None and number == len(micro_batches) - 1:
+                    early = self._early.collecting(contribution, ready, accumulate=number > 0)
+                with self.mutation_guard.watch() if len(step.bounds) > 1 else _NULL_CONTEXT, early:
                     self._weighted_backward(batch, end - start, step.num_samples, contribution.values)
                 with torch.no_grad():
                     self._collect_gradients(contribution.values, accumulate=number > 0)
                     self._collect_buffers(contribution, (end - start) / step.num_samples, accumulate=number > 0)
             finally:
+                self._early.forget()
                 self._restore()
         return contribution
 
@@ -254,7 +267,11 @@ class ForwardBackward:
         self._check_dense()
         used = [parameter.grad is not None for parameter in layout.parameters]
         views, gradients = [], []
-        for parameter, view in zip(layout.parameters, layout.gradient_views(values), strict=True):
+        for parameter, view, is_collected in zip(
+            layout.parameters, layout.gradient_views(values), self._early.collected, strict=True
+        ):
+            if is_collected:
+                continue
             if parameter.grad is not None:
                 views.append(view)
                 gradients.append(as_real(parameter.grad))

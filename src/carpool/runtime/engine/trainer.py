@@ -37,6 +37,7 @@ from carpool.runtime.engine.determinism import (
     seed_update,
 )
 from carpool.runtime.engine.device_setup import place_training
+from carpool.runtime.engine.early_gradients import GradientsReady
 from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, PendingLoss, StepSums
 from carpool.runtime.engine.forward_backward import (
     Contributions,
@@ -147,10 +148,12 @@ class Trainer:
             return self.apply_single_pass(step, self.single_pass(step))
         return self.apply(step, self.combine(step, self.contribute(step, range(len(step.bounds)))))
 
-    def contribute(self, step: Step, pieces: range, slots: ContributionSlots | None = None) -> Contributions:
+    def contribute(
+        self, step: Step, pieces: range, slots: ContributionSlots | None = None, ready: GradientsReady | None = None
+    ) -> Contributions:
         self._prefetch(step, pieces)
         with self._reproducible():
-            return self._passes.contribute(step, pieces, slots)
+            return self._passes.contribute(step, pieces, slots, ready)
 
     def combine(self, step: Step, contributions: Contributions) -> Contribution:
         with self._reproducible():

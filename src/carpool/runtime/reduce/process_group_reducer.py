@@ -1,10 +1,9 @@
 """Process-group reducer: sums contributions across nodes in a process group of one epoch.
 
-A reduction starts when this rank has written its contribution and runs in gloo's threads until `total` waits for it.
-In default mode one all-reduce sums the gradients: every rank gets the same sum, equal to the one-device gradient up
-to rounding. In exact mode
-every rank broadcasts its maximal subtrees and each adds them in the one binary tree, bitwise like shared memory (the
-order of an all-reduce depends on the number of ranks).
+Collectives run in gloo's threads until `total` waits for them. In default mode all-reduces of a few megabytes sum the
+gradients, each as soon as the backward pass has completed those it holds: every rank gets the same sum, equal to the
+one-device gradient up to rounding. In exact mode every rank broadcasts its maximal subtrees and each adds them in the
+one binary tree, bitwise like shared memory (the order of an all-reduce depends on the number of ranks).
 
 A group is never repaired. When a peer is lost, a worker deletes the reducer and creates one for the next epoch.
 Deleting it closes the group and unblocks ranks that wait for the lost peer; `abort` would not.
@@ -15,6 +14,7 @@ Groups use gloo, which sends tensors in host memory.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from carpool.runtime.compat.torch_api import new_process_group
+from carpool.runtime.engine.early_gradients import GradientsReady
 from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout
 from carpool.runtime.engine.forward_backward import Contributions, ContributionSlots, Step, add_contributions
 from carpool.runtime.reduce.reducer import StepAborted
@@ -32,6 +33,7 @@ JOIN_S = 20.0  # for all ranks to join a process group; they are ordered to at t
 # For the slowest rank of a step. A lost process or machine is noticed by the executors long before; this is for a
 # connection between two ranks that was cut silently.
 COLLECTIVE_S = 600.0
+BUCKET_BYTES = 1 << 20  # of gradients summed by one all-reduce
 _POLL = timedelta(milliseconds=20)  # between looks for new orders
 
 
@@ -73,6 +75,7 @@ class ProcessGroupReducer:
         *,
         exact: bool,
         is_aborted: Callable[[], bool] = lambda: False,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._group = group
         self._rank = rank
@@ -83,9 +86,29 @@ class ProcessGroupReducer:
         self._received: dict[Subtree, Contribution] = {}  # memory for the contributions of others
         self._pending: list[Any] = []  # collectives under way
         self._written: Contributions = []  # what they sum or exchange
+        self._slot: Contribution | None = None  # of the default mode, on a CPU
+        self._buckets = _buckets(layout, bucket_bytes)
+        self._num_sent = 0  # buckets of this step
 
     def slots(self, step: Step, rank: int) -> ContributionSlots:
-        return {}
+        """In default mode on a CPU, memory that is kept from step to step."""
+        if self.ready is None:
+            return {}
+        if self._slot is None:
+            self._slot = self._layout.new()
+        (node,) = self._nodes[rank]
+        return {node: self._slot}
+
+    @property
+    def ready(self) -> GradientsReady | None:
+        return None if self._exact or self._layout.device.type != "cpu" else self._send_buckets
+
+    def _send_buckets(self, contribution: Contribution, start: int) -> None:
+        """Start to sum the buckets that lie at `start` or behind it."""
+        while self._num_sent < len(self._buckets) and self._buckets[self._num_sent].start >= start:
+            bucket = self._buckets[self._num_sent]
+            self._pending.append(self._group.allreduce([contribution.values[bucket.start : bucket.stop]]))
+            self._num_sent += 1
 
     @torch.no_grad()
     def write(self, step: Step, contributions: Contributions) -> None:
@@ -98,7 +121,7 @@ class ProcessGroupReducer:
 
     @torch.no_grad()
     def total(self, step: Step) -> Contribution:
-        pending, self._pending = self._pending, []
+        pending, self._pending, self._num_sent = self._pending, [], 0
         for work in pending:
             self._wait(work)
         total = (
@@ -111,7 +134,9 @@ class ProcessGroupReducer:
     def _start_all_reduce(self, step: Step, own: Contribution | None) -> Contribution:
         """Sum the vectors; integer buffers come from the first rank with samples."""
         total = _on_host(self._layout.new()) if own is None else own
-        self._pending = [self._group.allreduce([total.values])]
+        self._send_buckets(total, 0)
+        end = self._buckets[0].stop if self._buckets else 0
+        self._pending.append(self._group.allreduce([total.values[end:]]))
         if total.integers.numel():
             first = next(rank for rank, (node,) in enumerate(self._nodes) if not is_empty(node, step.bounds))
             self._pending.append(self._group.broadcast(total.integers, first))
@@ -150,6 +175,22 @@ class ProcessGroupReducer:
             work.wait()
         except RuntimeError as error:
             raise PeerLost(f"a peer is lost: {_first_line(error)}") from error
+
+
+def _buckets(layout: FlatLayout, num_bytes: int) -> list[range]:
+    """The gradients in pieces of at least `num_bytes`, from the end on; none if they all fit into one.
+
+    Those are then summed together with the rest of the vector.
+    """
+    least = num_bytes // layout.dtype.itemsize
+    ends = [layout.gradients.stop]
+    for offset in reversed(layout.gradient_offsets):
+        if ends[-1] - offset >= least:
+            ends.append(offset)
+    if ends[-1]:
+        ends.append(0)
+    found = [range(start, stop) for stop, start in itertools.pairwise(ends)]
+    return found if len(found) > 1 else []
 
 
 def _on_host(contribution: Contribution) -> Contribution:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from carpool.core.errors import CarpoolError
+from carpool.runtime.engine.early_gradients import GradientsReady
 from carpool.runtime.engine.flat_buffers import Contribution
 from carpool.runtime.engine.forward_backward import Contributions, ContributionSlots, Step
 
@@ -21,6 +22,10 @@ class Reducer(Protocol):
 
     def slots(self, step: Step, rank: int) -> ContributionSlots:
         """Memory into which a rank can sum its subtrees without a copy; empty if there is none."""
+
+    @property
+    def ready(self) -> GradientsReady | None:
+        """Sends gradients during the backward pass; None if they are only sent by `write`."""
 
     def write(self, step: Step, contributions: Contributions) -> None:
         """Publish this rank's subtrees to the other ranks."""

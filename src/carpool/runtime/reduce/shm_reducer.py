@@ -67,6 +67,11 @@ class ShmReducer:
         buffer = self._buffers[step.number % 2]
         return {node: buffer[self._slot_of[node]] for node in self._nodes(rank)}
 
+    @property
+    def ready(self) -> None:
+        """Other ranks read the vector when all have written."""
+        return
+
     def write(self, step: Step, contributions: Contributions) -> None:
         """Write this rank's subtrees; every rank knows from the step which ones are empty.
 

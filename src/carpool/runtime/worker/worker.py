@@ -272,7 +272,7 @@ class Worker:
         if context.all_gather is not None:
             context.all_gather.begin_step(step)
         slots = reducer.slots(step, proceed.rank)
-        reducer.write(step, self._trainer.contribute(step, context.pieces, slots))
+        reducer.write(step, self._trainer.contribute(step, context.pieces, slots, reducer.ready))
         self._faults.inject(step, proceed.rank, context.pieces)
         seconds = time.perf_counter() - began
         samples = step.samples_in(context.pieces)
@@ -289,7 +289,8 @@ class Worker:
         if grants.is_due(step.number):
             self._channel.send(grants.ask(self._trainer.cursor.step, step.samples_in(context.pieces)))
         began = time.perf_counter()
-        contributions = self._trainer.contribute(step, context.pieces)
+        slots = reducer.slots(step, context.proceed.rank)
+        contributions = self._trainer.contribute(step, context.pieces, slots, reducer.ready)
         grants.count_pass(time.perf_counter() - began)
         self._faults.inject(step, context.proceed.rank, context.pieces)
         reducer.write(step, contributions)
