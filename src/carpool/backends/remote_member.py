@@ -1,8 +1,8 @@
 """Remote member: the executor of another machine behind the scheduler's port.
 
 The port survives a broken link for as long as the executor's lease: it connects again and repeats what was lost. Code
-and checkpoints go ahead of a job's introduction. Its files come back before the report that it ended or was handed
-over is delivered; so a report that was not stored is repeated together with them.
+and checkpoints go ahead of a job's introduction. A job's files are fetched before the report of its end or handover is
+delivered, so if that report is repeated, so is the fetch.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _SYNC_S = 1.0  # between fetches of logs, checkpoints and mirrors of running job
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Reclaim = Callable[
-    [ExecutorClient, int], Awaitable[ExecutorClient | None]
-]  # of the broken one and its last stored report
+# Claims the executor again, given the broken client and the number of its last stored report.
+Reclaim = Callable[[ExecutorClient, int], Awaitable[ExecutorClient | None]]
 
 
 class _Numbered(NamedTuple):

@@ -143,9 +143,8 @@ class Metrics:
         span = self.last_end_s - self.first_submit_s
         weight = sum(self.weights)
         available = self._cluster.num_devices * span
-        excess_s = (
-            self._oversubscription.excess_s if self._oversubscription is not None else 0.0
-        )  # assigned beyond the devices
+        # Assigned beyond the capacity of the devices.
+        excess_s = self._oversubscription.excess_s if self._oversubscription is not None else 0.0
         return Summary(
             jobs=self.num_submitted,
             finished=finished,

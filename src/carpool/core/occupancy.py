@@ -122,9 +122,8 @@ class Occupancy:
         self.free_devices: dict[Kind, int] = dict.fromkeys(cluster.capacity, 0)
         self.lost: frozenset[NodeId] = frozenset()
         self.host_usage = NO_USAGE
-        self.foreign_devices: frozenset[int] = (
-            frozenset()
-        )  # devices used by foreign processes: not free while no job holds them
+        # Devices used by foreign processes: not free unless a job of ours holds them.
+        self.foreign_devices: frozenset[int] = frozenset()
         self.pinned_devices: frozenset[int] = frozenset()  # held by jobs that the plan in progress must not touch
         self._num_shared = 0  # devices with more than one resident
         # A fork reads what it has not changed from its base; the root is its own base.

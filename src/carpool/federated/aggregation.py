@@ -1,4 +1,4 @@
-"""Server side of a round: what each update counts, and the next weights (FedAvg, FedProx, FedAdam)."""
+"""Server side of a round: how much each update counts, and the next weights (FedAvg, FedProx, FedAdam)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Contribution(NamedTuple):
 
 
 def contribution_weights(task: Task, updates: Sequence[Contribution]) -> tuple[float, ...]:
-    """What each update counts in the sum of differences to the round's weights.
+    """How much each update counts in the sum of differences to the round's weights.
 
     By ``samples``: its part of all samples. By ``data``: p_k, its part of the data. ``normalized``: p_k · τ/τ_k with
     τ_k its steps in a row and τ = Σ p_k τ_k, which is p_k if all make equally many steps.
@@ -71,7 +71,7 @@ def next_model(task: Task, model: ServerModel, updates: Sequence[Weights], weigh
 
 
 def _mean(old: Array, new: Sequence[Array], weights: Sequence[float]) -> Array:
-    """Weighted sum of arrays, plus what is missing to a weight of 1 of the old one."""
+    """Weighted sum of arrays, plus the old array, weighted so that all weights sum to 1."""
     if len(new) == 1 and weights[0] == 1.0:
         return new[0]
     wide = np.complex128 if old.dtype.kind == "c" else np.float64

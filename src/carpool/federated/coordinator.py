@@ -275,7 +275,7 @@ class Coordinator:
         return [present[place] for place in sorted(random.choice(len(present), count, replace=False))]
 
     def _repeat(self) -> list[Order]:
-        """Order the work of a device again that was lost and came back while the cycle is open."""
+        """Repeat the orders of devices that were lost and came back while the cycle is open."""
         cycle = self.cycle
         if cycle is None or len(cycle.pending) + len(cycle.reported) == len(cycle.orders):
             return []

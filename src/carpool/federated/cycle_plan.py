@@ -29,7 +29,7 @@ class DeviceState:
     name: DeviceName
     kind: Kind
     volumes: dict[TaskName, int]  # samples it holds of each task
-    cores: int = 1  # so many of its tasks work at once
+    cores: int = 1  # how many of its tasks run side by side
     is_present: bool = True
     done: dict[TaskName, int] = field(default_factory=dict)  # samples of accepted updates
     sample_s: dict[TaskName, float] = field(default_factory=dict)  # measured seconds per sample alone
@@ -41,9 +41,8 @@ class DeviceState:
         is_first = not self.sample_s
         for result in results:
             if result.samples and result.busy_s > 0.0:
-                value = (
-                    min(result.busy_s, seconds) / result.samples
-                )  # a device cannot be busy for longer than the cycle
+                # A device cannot be busy for longer than the cycle.
+                value = min(result.busy_s, seconds) / result.samples
                 old = self.sample_s.get(result.task, value)
                 self.sample_s[result.task] = old + _NEW_PART * (value - old)
         if planned_s > 0.0 and seconds > 0.0 and not is_first:  # the first plan knew no rates
@@ -270,6 +269,6 @@ def _equal(
 
 
 def mismatch(volumes: Sequence[float], samples: Sequence[float]) -> float:
-    """Residual of equation 1: Σ_ij |log(D_i/D_j) − log(o_i/o_j)| over the tasks of a device."""
+    """How far a device is from processing its tasks in proportion to its data: Σ_ij |log(D_i/D_j) − log(o_i/o_j)|."""
     skews = [log(data) - log(max(done, 0.5)) for data, done in zip(volumes, samples, strict=True)]
     return sum([abs(a - b) for a in skews for b in skews])

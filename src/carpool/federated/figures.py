@@ -1,4 +1,4 @@
-"""Figures of a federation, folded from its records: idle time at the barrier, mismatch of equation 1, bytes moved."""
+"""Figures of a federation from its records: idle time at the barrier, mismatch of work and data, bytes moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CycleFigures(NamedTuple):
     cycle: int
     seconds: float
     idle: Mapping[DeviceName, float]  # seconds each device waited for the last one
-    mismatch: float  # residual of equation 1, the mean over devices
+    mismatch: float  # of work and data (`mismatch`), the mean over devices
     samples: int
     num_bytes: int  # of updates and of the weights sent for them
     started_at: float = 0.0

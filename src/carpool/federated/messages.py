@@ -84,7 +84,7 @@ class DeviceJoined(Fact):
     kind: Kind
     volumes: Mapping[str, int]
     sample_s: Mapping[str, Amount] = field(default_factory=dict)  # measured seconds per sample alone; missing: unknown
-    cores: Annotated[int, Range(1, 1 << 20)] = 1  # so many of its tasks work at once
+    cores: Annotated[int, Range(1, 1 << 20)] = 1  # how many of its tasks run side by side
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ _MAX_POINTS = 2000  # of a curve
 
 
 class NotFound(CarpoolError):
-    """There is no such job, or the caller may not see it; the message does not tell which."""
+    """There is no such job, or the caller may not see it; the message does not reveal which."""
 
 
 class Conflict(CarpoolError):

@@ -51,7 +51,7 @@ class RunningJob:
         self.done = done  # at `since`
         self.since = 0.0
         self.rate = 0.0
-        self.is_paced = False  # whether it has a rate since it got ready
+        self.is_paced = False  # whether it has been given a rate since it became ready
         self.goal: float | None = None  # work done when its next event is due; None: that event is only a report
         self.generation = 0
         self.allocation: Allocation | None = None
@@ -126,7 +126,7 @@ class SimulatedBackend:
         return JobCrashed(job, running.generation, running.done, error)
 
     def roll_back(self, at: float, devices: range) -> None:
-        """Reset jobs on lost devices to their last checkpoint; their release will be ordered."""
+        """Reset jobs on lost devices to their last checkpoint; the scheduler will order their release."""
         for running in list(self._running.values()):
             assert running.allocation is not None
             if any(

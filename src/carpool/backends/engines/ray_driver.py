@@ -138,9 +138,8 @@ def serve(lines: TextIO, answer: Callable[[Mapping[str, Any]], None]) -> None:
 
 def main() -> None:
     """Serve the scheduler that started this process; Ray's own output goes to standard error."""
-    os.environ.setdefault(
-        "RAY_memory_monitor_refresh_ms", "0"
-    )  # of a local Ray: it would kill jobs it knows nothing of
+    # Of a local Ray: its memory monitor would kill jobs that Ray did not start.
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
 

@@ -113,7 +113,7 @@ def job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _time_left(job: Mapping[str, Any]) -> str:
-    """The time left where it is unknown: only a running job has one."""
+    """What to show for an unknown time left: '?' for a running job, else nothing."""
     return "?" if job["phase"] == "running" else ""
 
 

@@ -227,9 +227,8 @@ class _Seen:
     due: float = 0.0  # no waiting job is promoted before
     num_free: int = -1  # free devices when it was done
     fresh: dict[JobId, float] = field(default_factory=dict)  # device-seconds a promoted job had at its promotion
-    stuck: dict[Demand, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # (queue, submission, devices lacking) by demand
+    # Per demand: queue, number of the submission, and devices lacking.
+    stuck: dict[Demand, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def wake_at(self) -> float:

@@ -31,18 +31,17 @@ from carpool.policies.registry import register
 _UNPREDICTED = 2  # jobs on one device where the estimator cannot tell what shares do
 _WITH_GROUPS = 0.6  # how far prices may fall because jobs share devices
 _ROUNDS = 2  # of prices and the order of completion, which depend on each other
-_REPLACED = 0.5  # part of the completed jobs that arrivals replace, where jobs arrive
+_REPLACED = 0.5  # share of the completed jobs assumed to be replaced by new arrivals, if jobs arrive
 _STAYS = 1.02  # bonus on the current holding, so that ties move no job
 _LEAST = 0.01  # of a job's value remains, however expensive a move
 _TINY = 1e-9  # least work
-_STARTED = 0.5  # part of its length that a job is taken to have left once it runs, before its first report
+_STARTED = 0.5  # share of its length that a job is assumed to have left between its start and its first report
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
 _BY_STEPS = 0.3  # exponent of the number of steps in the length of a job that never ran: long steps are often fewer
-_HOPE = 0.5  # part by which it is hoped to be shorter, where a look at it is cheap
-_FIRST_LOOK_S = (
-    10.0  # what a look at a job that never ran may cost: its start, and the move of the job that it displaces
-)
-_LOOK_S, _PATIENCE_S = 1.0, 15.0  # between looks at a job that never ran before, and for how long
+_HOPE = 0.5  # how much shorter than typical a job that never ran is assumed to be, if trying it is cheap
+# What it may cost to try a job that never ran: its start, and the move of the job that it displaces.
+_FIRST_LOOK_S = 10.0
+_LOOK_S, _PATIENCE_S = 1.0, 15.0  # between plans while a job runs for the first time, and until when
 _EXPLAINED = 2  # changes up to which a plan's reason explains each
 
 
@@ -292,7 +291,8 @@ class Carpool(Policy):
         stick = np.where(menu.is_sure, _STAYS, self.trust)
         rest_here = np.clip(market.work / np.maximum(menu.stay_rates, 1e-30), _TINY, self.horizon_s)
         stays = worths * menu.stay_rates * stick * (1.0 + np.minimum(1.0, move / rest_here))
-        least = np.where(values > 0.0, values, np.inf).min(axis=1)  # of all sizes alike: it may still grow and shrink
+        # the same for all sizes, so the job may still be resized
+        least = np.where(values > 0.0, values, np.inf).min(axis=1)
         able = runs & np.isfinite(least)
         again = memory.clocks.preemption_factors(menu.jobs) - 1.0
         charge = np.maximum(move, self.move_s) * again / rest_here
@@ -375,7 +375,7 @@ def _ranks(jobs: Sequence[Job]) -> Floats:
 def _per_member(market: Market, prices: Floats, blocks: Sequence[tuple[int, Block]]) -> Floats:
     """[job]: factors that order blocks among jobs by their time over their weight.
 
-    A bill is the time times 1 + price / weight; for a block the weight is that of its mean member here.
+    A bill is the time times 1 + price / weight; here a block's weight is the mean weight of its members.
     """
     found = np.ones(len(market.work))
     for column, block in blocks:

@@ -215,9 +215,8 @@ def _fit_each(steps: Floats, losses: Floats, floors: Floats) -> _Fits:
     """
     step_unit, loss_unit = float(steps[-1]) or 1.0, max(float(np.abs(losses).max()), 1e-12)
     k, observed, floor = steps / step_unit, losses / loss_unit, (floors / loss_unit)[:, None]
-    tops = np.maximum(
-        np.array([observed[:3].mean(), _present(observed)]) - floor, 1e-3
-    )  # above the floor, first and now
+    # The loss above the floor, at the start and now.
+    tops = np.maximum(np.array([observed[:3].mean(), _present(observed)]) - floor, 1e-3)
     first = 1.0 / tops[:, :1]
     slope = np.maximum((1.0 / tops[:, 1:] - first) / max(float(k[-1] - k[0]), 1e-9), 1e-3)
     level = np.maximum(np.convolve(np.pad(np.abs(observed), 2, "edge"), np.full(5, 0.2), "valid"), _LEAST)

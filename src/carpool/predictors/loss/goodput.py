@@ -223,10 +223,9 @@ class _Agent:
     noise: float
     samples: dict[tuple[int, int, int], Sample] = field(default_factory=dict)
     model: ThroughputModel | None = None  # None: samples have changed
-    asked: object = None  # what `goodputs` was last asked, and
-    answer: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # what it said: plans ask far more often than jobs learn
+    asked: object = None  # the arguments of the last call of `goodputs`
+    # Its result: plans ask far more often than a new report changes the answer.
+    answer: list[tuple[float, int]] = field(default_factory=list)
 
 
 class PolluxAgents(Estimator):

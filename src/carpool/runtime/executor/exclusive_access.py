@@ -1,4 +1,4 @@
-"""Exclusive device access: pauses a job's neighbours while it retries after running out of memory or is measured."""
+"""Exclusive device access: pauses a job's neighbours while it is measured, or retries after running out of memory."""
 
 from __future__ import annotations
 

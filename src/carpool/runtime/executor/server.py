@@ -292,7 +292,7 @@ class ExecutorServer:
                 self.retire()
 
     def _check_lease(self, executor: Executor) -> None:
-        """Stand still once the client may count this machine as lost; go on when it answers again before that."""
+        """Suspend the jobs once the lease has expired; continue if it is renewed before this machine is given up."""
         is_expired = self._lease.is_expired(self._lease_clock())
         if is_expired != self._is_fenced:
             self._is_fenced = is_expired
@@ -301,9 +301,9 @@ class ExecutorServer:
             executor.suspend(suspended=is_expired)
 
     def _limit_steps(self, executor: Executor) -> None:
-        """Have workers stand still at the end of the lease on their own, even if this process hangs or is stopped.
+        """Let workers stop by themselves at the end of the lease, even if this process hangs or is stopped.
 
-        Jobs of this machine alone stand still earlier: if it counts as lost, what they compute is computed again.
+        Jobs that run only here stop earlier: if this machine is declared lost, their work is repeated elsewhere.
         """
         left_s = self._lease.left_s(self._lease_clock())
         if left_s is None:

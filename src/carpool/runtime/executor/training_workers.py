@@ -1,4 +1,4 @@
-"""Training workers: carries out the actions of trainings' state machines, and feeds these what their workers report.
+"""Training workers: carries out the actions of trainings' state machines, and passes them their workers' messages.
 
 Workers run on this node's devices, or on devices of other nodes (remote workers).
 """

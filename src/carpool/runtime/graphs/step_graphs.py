@@ -107,7 +107,7 @@ class StepGraphs:
 
     @property
     def is_warmed_up(self) -> bool:
-        """Whether a step like the last one would be replayed, as far as it ever will be."""
+        """Whether everything in such a step that can be replayed is being replayed by now."""
         verified = [each for each in self._captured.values() if each is not None and each.is_verified]
         has_all = any(each.is_fully_verified for each in verified) or bool(verified and self.eager_update_reason)
         return bool(self.eager_reason) or has_all

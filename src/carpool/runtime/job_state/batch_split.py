@@ -61,7 +61,7 @@ class BatchSplitter:
     """Decides the layout of epochs.
 
     In default mode the split of a step affects what is learned, so splits are recorded with the step from which they
-    hold, and steps that are made again after a crash are split as the first time.
+    hold, and steps repeated after a crash are split as they were the first time.
     """
 
     def __init__(self, devices: Mapping[int, LocalDevice], options: JobOptions, splits: Sequence[BatchSplit]) -> None:
@@ -142,7 +142,7 @@ class BatchSplitter:
         best = self._best.get(where)
         times = 2**best.failures if best is not None and best.counts == in_use else 1
         if not self._speeds.are_settled(shares, times):
-            return wanted if in_use == self._ordered else in_use  # counts of an expired order are left at once
+            return wanted if in_use == self._ordered else in_use  # counts from an expired order are dropped at once
         slowest_s = slowest_pass_s(in_use, speeds)
         if best is None:
             best = self._best[where] = _BestSplit(in_use, slowest_s)
@@ -230,7 +230,7 @@ class MicroBatching:
     """Limits on the samples of a pass, halved each time a step runs out of memory.
 
     The gradient is a mean over samples, so weighted passes over fewer samples add up to the same gradient, up to
-    rounding. Steps before the first limit stay whole when they are made again.
+    rounding. Steps before the first limit stay whole when they are repeated.
     """
 
     def __init__(self, known: Sequence[MicroBatchLimit] = ()) -> None:
@@ -241,7 +241,7 @@ class MicroBatching:
         return tuple((limit.step, limit.samples) for limit in self._known)
 
     def halve(self, step: int, samples: int) -> MicroBatchLimit | None:
-        """Halve the passes over so many samples from a step on; None if they have a single sample."""
+        """From this step on, halve passes of this many samples; None if a pass is already one sample."""
         now = min(max_micro_batch(self.limits, step) or samples, samples)
         if now < 2:
             return None

@@ -64,7 +64,7 @@ class JobMachine:
         return reconcile(self.state, at)
 
     def stop(self, at: float, *, checkpoint: bool) -> list[Action]:
-        """Have all workers exit at a step boundary; without `checkpoint`, steps since the last are lost."""
+        """Let all workers exit at a step boundary; without `checkpoint`, steps since the last one are lost."""
         self.state.stopping = checkpoint
         return reconcile(self.state, at)
 
@@ -216,7 +216,7 @@ def _apply_step(state: JobState, at: float, epoch: ProcessGroupEpoch, done: int 
 def _steps_ahead(state: JobState, epoch: ProcessGroupEpoch) -> int:
     """How many steps one `Apply` covers across nodes: few enough for a change to wait only a moment.
 
-    Steps that are made again get the parts that they had.
+    Repeated steps are split as they were the first time.
     """
     step_s, change = epoch.timing.step_s, state.splitter.same_split_until(epoch.granted)
     steps = max(1, min(_MAX_AHEAD, int(state.options.ahead_s / step_s))) if step_s else 1

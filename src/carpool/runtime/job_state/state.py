@@ -269,8 +269,9 @@ class JobState:
     def slot_key(self, slot: WorkerSlot) -> SlotKey:
         """The device and lane that a worker on this slot must have been started with.
 
-        An exact job always gets the whole device: libraries choose kernels by the number of visible multiprocessors,
-        so another lane would change its bits. So does a job with a later turn: it computes while others do not.
+        An exact job always gets the whole device: libraries choose kernels by the number of visible multiprocessors, so
+        another lane would change its bits. A job that takes turns also gets the whole device, because the others wait
+        while it computes.
         """
         device = self.devices[slot.device]
         if not self.options.has_lanes or device.cuda is None:

@@ -96,7 +96,7 @@ class StepLayout:
 
 @dataclass(slots=True)
 class StepTiming:
-    """Moving averages of an epoch's step time and of its share beside the slowest pass."""
+    """Moving averages of an epoch's step time, and of the part of it outside the longest pass."""
 
     step_s: float | None = None
     sync_s: float | None = None
@@ -104,7 +104,7 @@ class StepTiming:
     _last: float | None = None
 
     def on_barrier(self, at: float, passes_s: Mapping[int, float], steps: int = 1) -> float | None:
-        """Record that all workers contributed, some steps later; a step's time beside the longest pass."""
+        """Record that all workers contributed. Returns the part of a step's time outside the longest pass."""
         last, self._last = self._last, at
         if last is None:
             return None
@@ -177,7 +177,7 @@ class JobOptions:
     reducer: str = "shared"  # or "group"
     has_lanes: bool = False  # a share of a GPU is an MPS percentage, fixed for a process's life
     cpus: int = 0  # cores of each worker on a GPU; 0: torch's default number of threads
-    ahead_s: float = 0.1  # steps across nodes are granted for so long at once; a change waits for them
+    ahead_s: float = 0.1  # how many seconds of steps one grant covers across nodes; a change waits that long
 
 
 def owners_of(layout: StepLayout, *, exact: bool) -> tuple[tuple[int, int], ...]:

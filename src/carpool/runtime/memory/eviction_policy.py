@@ -54,7 +54,7 @@ def plan_residents(
     coming: Sequence[K],
     recent: Sequence[K],
 ) -> Residents[K]:
-    """The jobs to keep on the device; a job in ``coming`` that is missing does not fit beside the running job.
+    """The jobs to keep on the device; a job of ``coming`` that is not among them does not fit beside the running one.
 
     ``coming`` lists the next jobs first, ``recent`` the latest. Only ``coming`` jobs are brought in. The first of them
     is brought in whole; where its scratch does not fit beside the running job, only its state.

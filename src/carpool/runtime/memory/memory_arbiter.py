@@ -159,13 +159,13 @@ class MemoryArbiter(Generic[K]):
     def _fits(self, client: K, *, wholly: bool) -> bool:
         if client in self._leaving:
             return False
-        if not self._states - {client}:  # alone it may take all there is
+        if not self._states - {client}:  # alone on the device it may exceed the cap
             return True
         need = self._need(client)
         return self._taken_by_others(client) + (need.whole if wholly else need.state) <= self.capacity
 
     def _residents_without_running(self, client: K) -> Residents[K]:
-        """Who stays once the running job has left; no other job beside one larger than the cap."""
+        """The jobs that stay once the running job has left; if `client` alone exceeds the cap, none."""
         wanted = self._residents_with(None, client)
         return wanted if client in wanted.scratches else Residents(frozenset(), frozenset())
 

@@ -1,9 +1,9 @@
 """Channel between executor and worker: JSON lines over a Unix socket pair, file descriptors, heartbeats.
 
-A line that comes with descriptors begins with their number: ``2 {"say":…}``. The kernel delivers descriptors with the
-first byte of the line or later ones of the same read, never before, so that counting tells which line they belong to.
-A line is checked before it becomes a message: its length while it is read, its values by the types of the protocol.
-Workers use the blocking `Channel`, the executor `AsyncChannel`.
+A line that comes with descriptors begins with their number: ``2 {"say":…}``. Descriptors never arrive before the first
+byte of their line, so counting them tells which line they belong to. A line is checked before it becomes a message: its
+length while it is read, its values by the types of the protocol. Workers use the blocking `Channel`, the executor
+`AsyncChannel`.
 """
 
 from __future__ import annotations

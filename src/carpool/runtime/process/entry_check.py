@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WorkerKey = tuple[str, int]
 
 TIMEOUT_S = 20.0  # for all entries together, once torch is imported
-_REPEATS_SHARE = 0.25  # of it, in which an entry is also called with the arguments of further jobs: sweeps may be long
+_REPEATS_SHARE = 0.25  # of it, in which further jobs of the same entry are checked, too; a sweep can have many
 _COPY_BYTES = 1 << 20
 _DIED = "the process that called its entry ended, twice: by os._exit, a signal or out of memory"
 _NO_JOB = ""  # in the key of a checking process; its number is negative, unlike that of a prewarmed process
@@ -46,7 +46,7 @@ class EntryChecks:
 
     def __init__(self, starter: CheckStarter, threads: Callable[[Program], int], max_kept: int) -> None:
         self._starter = starter
-        self._threads = threads  # that a job's worker will probably have
+        self._threads = threads  # that a job's worker is expected to have
         self._max_kept = max_kept
         self._last_number = 0
         self._answers: dict[WorkerKey, asyncio.Future[EntryChecked | None]] = {}  # None: it died without an answer
@@ -90,7 +90,7 @@ class EntryChecks:
         return None
 
     def release_others(self, jobs: Collection[str]) -> None:
-        """Kill the processes of all but these jobs: the others do not start soon."""
+        """Kill the processes of all but these jobs: the others will not start soon."""
         for job in [job for job in self._kept if job not in jobs]:
             self._starter.kill(self._kept.pop(job)[0])
 
@@ -100,7 +100,8 @@ class EntryChecks:
         while job := queue.next(is_early=now() < repeats_until):
             name, program = job
             request = CheckEntry(name, asdict(program), self._threads(program))
-            answer = await self._check(request) or await self._check(request)  # one death need not be its fault
+            # a single death may not be the entry's fault
+            answer = await self._check(request) or await self._check(request)
             found[name] = _DIED if answer is None else answer.error
             if answer is not None and not answer.error:
                 self.fine[name] = answer
@@ -163,7 +164,7 @@ class CheckedEntry(NamedTuple):
 
 
 def check_entry(request: CheckEntry) -> CheckedEntry:
-    """In the process: do what a worker does before its first step, as far as the user's code can fail."""
+    """In the process: do what a worker does before its first step, up to the last point where user code can fail."""
     from carpool.runtime.process.worker_setup import capture_output, checked_training, configure_job, most_steps
     from carpool.runtime.worker.error_classifier import describe_error
 

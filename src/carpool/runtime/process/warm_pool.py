@@ -1,8 +1,8 @@
 """Warm pool: keeps prewarmed processes on each GPU and assigns them to new workers.
 
-A process's share of a GPU is fixed when it starts, so a prewarmed process fits jobs of one lane only. The lanes
-requested last are kept, whole ones at first. A prewarmed process holds a CUDA context and nothing more, and is killed
-whenever a job needs its memory, its MPS client or an undisturbed device.
+A process's share of a GPU is fixed when it starts, so a prewarmed process fits jobs of one lane only. The pool keeps
+processes for the lanes requested most recently, and begins with whole GPUs. A prewarmed process holds a CUDA context
+and nothing more, and is killed whenever a job needs its memory, its MPS client or an undisturbed device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from carpool.runtime.process.worker_pool import WorkerKey
 from carpool.runtime.sharing.lanes import max_mps_clients
 
 _NO_JOB = ""  # in the key of a prewarmed process: no job has an empty name
-_REFILL_S = 1.0  # after a start on the device, so as not to slow that one down
+_REFILL_S = 1.0  # after a start on the device, so that prewarming does not slow that start
 _QUIET_S = 5.0  # typical duration of a measurement
-_CHANGE_S = 10.0  # without a start, before a process is replaced by one of another lane: a search tries many
+# without a start, before a process is replaced by one of another lane: a search over shares tries many lanes
+_CHANGE_S = 10.0
 _REST_S = 30.0  # after processes were killed for their memory
 _WARM_WITHIN_S = 60.0
 _MAX_FAILURES = 3  # on one device in a row

@@ -108,7 +108,8 @@ class WorkerPool:
 
     def assign(self, prewarmed: WorkerKey, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
         process = self._processes[key] = self._processes.pop(prewarmed)
-        process.key, process.heard_at = key, self._clock()  # one that called an entry sends no heartbeat before
+        # a process that only checked an entry has sent no heartbeat yet
+        process.key, process.heard_at = key, self._clock()
         process.channel.send(begin, [log, *fds])
 
     async def run_program(self, request: RunProgram, *fds: int) -> tuple[AsyncChannel, Forked]:
@@ -143,7 +144,7 @@ class WorkerPool:
         if process is None:
             return
         process.kill_requested = True
-        if not process.pid and self._forkserver is None:  # nothing forks it any more
+        if not process.pid and self._forkserver is None:  # no fork server is left to start it
             process.tasks[0].cancel()
             self._set_exit(process, "it had not been started")
         elif process.pid and self._forkserver is not None and not process.exit.done():

@@ -21,9 +21,8 @@ from carpool.runtime.remote.remote_protocol import CHUNK_BYTES
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CODE = "code"  # archives by digest
 _WORK = "work"  # unpacked, one folder per job
-_SYNCED = re.compile(
-    r"log|cuts\.jsonl|splits\.jsonl|checkpoints/((step|mirror)-\d+|best)\.ckpt"
-)  # what a scheduler fetches
+# Files that a scheduler fetches.
+_SYNCED = re.compile(r"log|cuts\.jsonl|splits\.jsonl|checkpoints/((step|mirror)-\d+|best)\.ckpt")
 _LOG = "log"
 _RECORDS = ("cuts.jsonl", "splits.jsonl")
 _CHECKPOINTS = "checkpoints"

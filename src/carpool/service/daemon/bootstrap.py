@@ -107,7 +107,7 @@ class DaemonOptions:
     clock: MakeClock = calendar_clock
     sync: bool = True  # commits survive a power loss
     notifies: bool = True  # send the notifications that jobs ask for
-    checkpoint_days: float = 0.0  # keep checkpoints of ended jobs so long; 0: for ever
+    checkpoint_days: float = 0.0  # keep checkpoints of ended jobs for this many days; 0: forever
     supplies: HostResources = UNKNOWN  # of this machine
     tell: Callable[[str], None] = lambda words: None  # prints a notice for the operator
 
@@ -429,7 +429,7 @@ class DaemonInstance:
         return order.job in self.recovered.programs and all(self._fleet.owner(device) in held for device in devices)
 
     def _rejoin(self, name: str) -> list[Fact]:
-        """A member with a new executor was lost and rejoins; a new journal has it already."""
+        """Facts for a member with a new executor: lost, then rejoined; none if a new journal already lists its node."""
         is_new = not self.observers.accounting.accounts
         node = self._fleet.nodes[name].name
         if is_new and node in {known.name for known in self.scheduler.cluster.nodes}:

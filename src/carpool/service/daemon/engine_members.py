@@ -67,7 +67,7 @@ class EngineMembers:
         give_up_at = time.monotonic() + _WAIT_S
         while not (names := await self._engine.find()):
             if self._requested[0] == 0:
-                tell("no machine with devices is there; one is asked for")
+                tell("no machine with devices has joined yet; requesting one")
                 await self.request(1)
             if time.monotonic() > give_up_at:
                 way_out = "Add one, or let the autoscaler start one."

@@ -86,9 +86,8 @@ class RemoteAccess:
         """Claim the executor that an earlier daemon left running there; one whose devices are unknown is replaced."""
         if not claims.is_known:
             return None
-        lost_at = (
-            self._settings.clock() + self._settings.grace_s
-        )  # until then its jobs may run, under the previous daemon
+        # Until then its jobs may still run, under the previous daemon.
+        lost_at = self._settings.clock() + self._settings.grace_s
         while True:
             try:
                 facts = await agent_facts(self._host)

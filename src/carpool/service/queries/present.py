@@ -96,7 +96,7 @@ def redact_names(reason: str, is_hidden: Callable[[JobId], bool]) -> str:
 
 
 def last_message_off_devices(account: JobAccount) -> str:
-    """What the executor reported about a job since it lost its devices, such as that it is parked; else empty."""
+    """What the executor reported last about a job without devices, for example that it is parked; empty if nothing."""
     lost_at = account.decisions[-1].at if account.decisions and account.held is None else None
     if lost_at is None or account.phase.is_over or not account.story or account.story[-1][0] < lost_at:
         return ""
@@ -165,7 +165,7 @@ def exit_code(phase: Phase, error: str) -> int | None:
     """Return the exit code of an ended job; that of a command is parsed from the error the executor reported."""
     if not phase.is_over:
         return None
-    if phase is Phase.CANCELLED and error:  # stopped by the rule of its sweep
+    if phase is Phase.CANCELLED and error:  # stopped by its sweep's halving rule
         return 0
     code = _EXIT_CODE.search(error)
     return int(code[1]) if code else 0 if phase is Phase.FINISHED else 1

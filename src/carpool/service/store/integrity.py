@@ -59,17 +59,18 @@ class IntegrityReport(NamedTuple):
         if self.header_lost:
             found.append("The journal's header was lost; replaced by the settings of this start.")
         for number, jobs in self.lost:
-            names = ", ".join(repr(str(job)) for job in jobs) if jobs else "none that is known"
+            names = f"Jobs submitted in it: {', '.join(repr(str(job)) for job in jobs)}."
+            unknown = "Which jobs were submitted in it, if any, is unknown."
             found.append(
-                f"Record {number} is lost: damaged in the log and in the database. Jobs submitted in it: {names}."
+                f"Record {number} is lost: damaged in the log and in the database. {names if jobs else unknown}"
             )
         return tuple(found)
 
 
 def find_lost_records(lines: Mapping[int, LogLine], first: int, reading: LogContents) -> tuple[LostRecord, ...]:
-    """Records from `first` on that are in neither copy, with the jobs that the next line or the damaged one names.
+    """Records from `first` on that are in neither copy, with the jobs named by the next line or their damaged remains.
 
-    `lines` are the records of both copies together. A record after the last of these is known to be lost only if the
+    `lines` are the records of both copies together. A record after the last of these is reported as lost only if the
     log has a damaged line there.
     """
     last = max(lines)

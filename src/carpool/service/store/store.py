@@ -189,7 +189,7 @@ class Store:
 
     @property
     def mark(self) -> CommitMark:
-        """The mark that all records up to the next one imply."""
+        """The newest mark; the next record stores what changed in it."""
         return CommitMark(self._epoch, self._marks)
 
     @mark.setter
@@ -202,7 +202,7 @@ class Store:
             self.set_mark(name, each)
 
     def set_mark(self, executor: str, mark: ExecutorMark) -> None:
-        """Let the next record name an executor's last report."""
+        """Set an executor's last report, for the next record to store."""
         if self._marks.get(executor) != mark:
             self._marks[executor] = self._changed[executor] = mark
 
@@ -213,7 +213,7 @@ class Store:
         self._reports.append(StoredReport(at, report))
 
     def flush_reports(self, at: float) -> None:
-        """Add an empty record where reports or a mark wait for one, so that the next commit holds them."""
+        """If reports or a mark are not stored yet, add an empty record to carry them."""
         if self._reports or self._changed or self._epoch != self._stored_epoch:
             self.record(Record(at, ()))
 
@@ -310,7 +310,7 @@ class Store:
         self._write_snapshot(kept, snapshot_text(kept))
 
     def store_snapshot_later(self, kept: StoredSnapshot, text: str, retained: int) -> None:
-        """Store a snapshot with the next commit, and then drop all but so many records."""
+        """Store a snapshot with the next commit, and then drop all but this many records."""
         self._due = (kept, text, retained)
 
     def _write_snapshot(self, kept: StoredSnapshot, text: str) -> None:
@@ -318,7 +318,7 @@ class Store:
         self.snapshot = kept
 
     def retain(self, records: int) -> None:
-        """Drop the oldest records once a quarter more than so many are stored."""
+        """Drop the oldest records once a quarter more than this many are stored."""
         if self.snapshot is not None and self.snapshot.number + 1 - self._head.first > records * 1.25:
             self.forget_before(self.snapshot.number + 1 - records)
 

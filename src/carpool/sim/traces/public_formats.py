@@ -57,7 +57,7 @@ def _join_tasks(rows: Iterable[TraceRow]) -> list[TraceRow]:
 
 
 def _is_task(first: Sequence[str]) -> bool:
-    """Whether this is a row of the task table, whose header is a separate file."""
+    """Whether this is a row of the task table, whose header is in a separate file."""
     return len(first) == len(PAI_TASKS.columns) and first[3] in _STATES
 
 
@@ -200,7 +200,7 @@ def _timed_block(columns: Columns, start: int) -> RowBlock:
 
 
 def _philly_block(columns: Columns, submits: Sequence[float], ids: Sequence[str]) -> RowBlock:
-    """Read clean rows of both headers; a row without GPU needs the row-by-row reader."""
+    """Read clean rows of both headers; a row without GPUs needs the row-by-row reader."""
     gpus = shared(columns["num_gpus"], "num_gpus", cells.count)
     works = numbers(columns["duration"])
     users = names(columns["cluster"]) if "cluster" in columns else repeat("")
