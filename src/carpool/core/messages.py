@@ -123,7 +123,7 @@ class ProgressReported(Fact):
     loss: Measured | None = None
     noise: Measured | None = None  # gradient noise scale, in samples
     step_s: float | None = None  # seconds of one step, synchronisation included
-    sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
+    sync_s: float | None = None  # of these, seconds of synchronisation that computation did not hide
     alone: bool = False  # measured by a probe, while the other jobs on its devices were stopped
     memory_bytes: int = 0  # peak device memory of a worker so far; 0: unknown
     busy: tuple[Amount, ...] = ()  # portion of a step that each device computes, by ascending device; empty: unknown
@@ -331,4 +331,4 @@ class Observer(Protocol):
     """Follows the scheduler record by record: a journal, metrics, a recording."""
 
     def record(self, record: Record) -> None:
-        """Take in one call of `Scheduler.handle`."""
+        """Record one call of `Scheduler.handle`."""

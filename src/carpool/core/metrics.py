@@ -77,7 +77,7 @@ class JobTimeline:
         self.submitted_at = submitted_at
         self.spec_weight = weight
         self.held: Allocation | None = None
-        self.since = 0.0  # of the present holding
+        self.since = 0.0  # start of the current allocation
         self.held_s = 0.0  # time holding any device, up to `since`
 
     def hold(self, at: float, allocation: Allocation | None) -> float:

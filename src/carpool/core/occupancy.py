@@ -207,7 +207,7 @@ class Occupancy:
         return device in self.foreign_devices and not is_free and not self.residents(device)
 
     def fork(self) -> Occupancy:
-        """A private copy; cost follows what is changed in it, not the cluster."""
+        """A private copy; its cost grows with the changes made in it, not with the cluster."""
         assert self._base_free is self._free, "a fork is not forked again"
         copy = self._overlaid()
         copy._free = {}
@@ -394,7 +394,7 @@ class Occupancy:
             self.host_usage = self.host_usage.taking(number, spec.id, spec.resources_for(count))
 
     def _limit_free(self, node: Node, most: int) -> None:
-        """Keep at most so many free devices of each type on a node, the lowest ones."""
+        """Leave only the `most` lowest free devices of each type on a node free."""
         for bank in {bank.kind: bank for bank in node.banks}.values():
             mask = self.free_mask(node.id)
             excess = mask & sum(_bits(node, other.devices) for other in node.banks if other.kind == bank.kind)
