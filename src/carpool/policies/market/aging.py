@@ -34,7 +34,7 @@ Classes = NDArray[np.intp]
 _CLASSES, _RATIO, _SHORT_S = 8, 4.0, 60.0  # classes of lengths, the ratio of their bounds, and the first bound
 _PASSES = 1.5  # times that shorter jobs may pass before a weight doubles
 _FACTOR = 1.5  # change of a pace at which a mark is set
-_MOST_MARKS = 64  # then every second of the older half is left out
+_MOST_MARKS = 64  # beyond that, every second one of the older half is dropped
 _MOST_CREDIT = 30.0  # doublings of a weight
 _LEAST = 0.05  # least credit that is stored
 _FREE_STOPS, _MOST_STOPS = 1, 60  # preemptions that are free (the end of a trial is one), and the most that are counted
@@ -65,7 +65,7 @@ class WaitingClocks:
     patience_s: Floats = field(default_factory=lambda: np.ones(_CLASSES))  # [class]: since the last mark
     earned: dict[JobId, float] = field(default_factory=dict)
     stops: dict[JobId, int] = field(default_factory=dict)  # preemptions
-    is_changed: bool = False  # since the note that they were read from
+    is_changed: bool = False  # since they were read from the note
 
     @classmethod
     def of(cls, note: Mapping[str, Any], view: Snapshot) -> WaitingClocks:
@@ -81,7 +81,7 @@ class WaitingClocks:
         return [self.times.tolist(), self.marked.tolist(), self.patience_s.tolist(), self.earned, self.stops]
 
     def advance(self, at: float, patience_s: Floats, first: float) -> None:
-        """Run at these paces from now on; `first` is when the oldest job was submitted."""
+        """Let the clocks run at these paces from now on; `first` is when the oldest job was submitted."""
         if not len(self.times):
             self.times, self.marked = np.array([first]), np.zeros((1, _CLASSES))
             self.patience_s, self.is_changed = patience_s, True

@@ -28,21 +28,23 @@ from carpool.policies.market.prices import Floats, Market, ends, relative_prices
 from carpool.policies.market.uncontended import plan_uncontended
 from carpool.policies.registry import register
 
-_UNPREDICTED = 2  # jobs on one device where the estimator cannot tell what shares do
+_UNPREDICTED = 2  # jobs on one device if the estimator cannot predict the effect of shares
 _WITH_GROUPS = 0.6  # how far prices may fall because jobs share devices
 _ROUNDS = 2  # of prices and the order of completion, which depend on each other
 _REPLACED = 0.5  # share of the completed jobs assumed to be replaced by new arrivals, if jobs arrive
 _STAYS = 1.02  # bonus on the current holding, so that ties move no job
-_LEAST = 0.01  # of a job's value remains, however expensive a move
+_LEAST = 0.01  # least part of a job's value that remains, however expensive a move is
 _TINY = 1e-9  # least work
 _STARTED = 0.5  # share of its length that a job is assumed to have left between its start and its first report
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
-_BY_STEPS = 0.3  # exponent of the number of steps in the length of a job that never ran: long steps are often fewer
+# exponent of the number of steps in the assumed length of a job that never ran: jobs with fewer steps often have longer
+# ones
+_BY_STEPS = 0.3
 _HOPE = 0.5  # how much shorter than typical a job that never ran is assumed to be, if trying it is cheap
 # What it may cost to try a job that never ran: its start, and the move of the job that it displaces.
 _FIRST_LOOK_S = 10.0
 _LOOK_S, _PATIENCE_S = 1.0, 15.0  # between plans while a job runs for the first time, and until when
-_EXPLAINED = 2  # changes up to which a plan's reason explains each
+_EXPLAINED = 2  # most changes that a plan's reason explains one by one
 
 
 @register("carpool")
@@ -333,7 +335,7 @@ class Carpool(Policy):
 
 
 def _is_looked_at(view: Snapshot, job: Job) -> bool:
-    """Whether a job of known length has just begun to run for the first time, so that its rate is about to be known."""
+    """Whether a job of known length has just started for the first time, so that its rate will soon be known."""
     is_new = view.estimates.knows_length(job) and not view.estimates.knows_scale(job.spec)
     return is_new and (job.desired is None or view.at - job.since <= _PATIENCE_S)
 
@@ -355,7 +357,7 @@ def _lengths(menu: Menu, work: Floats) -> Floats:
 
 
 def _with_blocks(market: Market, blocks: Sequence[tuple[int, Block]]) -> tuple[list[int], Market]:
-    """The rows of single jobs and of the first job of each block, and the market in which these stand for all."""
+    """The rows of single jobs and of each block's first job, and the market in which that one stands for its block."""
     rates, weights, work = market.rates.copy(), market.weights.copy(), market.work.copy()
     for column, block in blocks:
         first = block.rows[0]
