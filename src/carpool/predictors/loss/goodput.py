@@ -71,8 +71,8 @@ class ThroughputModel:
 
         T      = (T_grad^γ + T_sync^γ)^(1/γ),  1 ≤ γ ≤ 10;  each further pass adds T_grad
 
-    Fitted by the sum of the root mean squared errors of log T_grad and log T. Unobserved terms are taken as perfect
-    (0), so that the job tries them; the network is at least a tenth slower than a node.
+    Fitted by the sum of the root mean squared errors of log T_grad and log T. Unobserved terms are assumed to be 0, so
+    that policies try such placements; the network is at least a tenth slower than a node.
     """
 
     params_: Floats = field(default_factory=lambda: np.array(_START))  # α, β, α_m, β_m, α_l, β_l, γ

@@ -149,9 +149,9 @@ GAVEL = TraceFormat(
 
 
 def _helios_row(row: Cells) -> TraceRow:
-    """Read one row; more than half of the log are CPU jobs, which no GPU scheduler sees.
+    """Read one row; more than half of the log are CPU jobs, which a GPU scheduler never receives.
 
-    Jobs that failed or were cancelled held their GPUs all the same, so every final state is kept.
+    Jobs that failed or were cancelled held GPUs, too, so every final state is kept.
     """
     gpus = row.whole("gpu_num")
     if gpus == 0:
@@ -170,7 +170,7 @@ HELIOS = TraceFormat(
 )
 
 
-# The column `cluster` is Philly's virtual cluster, the tenant whose queue a job stood in: it becomes the job's user.
+# The column `cluster` is Philly's virtual cluster, the tenant in whose queue a job waited: it becomes the job's user.
 
 
 def _dated_row(row: Cells) -> TraceRow:

@@ -33,7 +33,7 @@ from carpool.sim.traces.row_collector import Collector
 from carpool.sim.traces.trace import Trace, gc_paused
 
 _GZIP_MAGIC = b"\x1f\x8b"
-FIRST_LINE_CHARS = 65_536  # a longer first line is no header of ours
+FIRST_LINE_CHARS = 65_536  # a longer first line is not a header
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from carpool.core.errors import InputError
 from carpool.core.model import JobSpec, Kind
 
-TOO_LARGE = "asks more devices than the cluster has"
+TOO_LARGE = "asks for more devices than the cluster has"
 LISTED_DROPS = 1000  # dropped rows that are listed one by one; the rest is only counted
 
 
@@ -51,7 +51,7 @@ class Trace:
     work_unit: WorkUnit = WorkUnit.SECONDS
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
     dropped_rows: Sequence[DroppedRow] = ()  # the first LISTED_DROPS of them
-    notes: Mapping[str, int] = field(default_factory=dict)  # what was kept, but changed or worth knowing -> times
+    notes: Mapping[str, int] = field(default_factory=dict)  # what was changed in rows that were kept -> how often
 
     def __len__(self) -> int:
         return len(self.arrivals)
@@ -161,7 +161,7 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if gc.get_freeze_count() == 0:  # else someone froze objects on purpose, and they shall stay so
+            if gc.get_freeze_count() == 0:  # else the caller froze objects on purpose, and they must stay frozen
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
