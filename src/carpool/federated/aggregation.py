@@ -24,7 +24,7 @@ class ServerModel:
 
 
 class Contribution(NamedTuple):
-    """What is known of an accepted update when it is weighted."""
+    """The figures of an accepted update that decide its weight."""
 
     volume: int  # samples its device holds of the task
     samples: int  # processed
@@ -52,7 +52,7 @@ def next_model(task: Task, model: ServerModel, updates: Sequence[Weights], weigh
     """The model after a round of these updates with these weights.
 
     Sums are made in float64 in the given order, so that the result does not depend on the order of arrival. A single
-    update of weight 1 is taken over bit by bit.
+    update of weight 1 becomes the next weights bit by bit.
     """
     mean = {name: _mean(value, [update[name] for update in updates], weights) for name, value in model.weights.items()}
     if task.algorithm != "fedadam":

@@ -73,7 +73,8 @@ class Task:
     betas: tuple[Amount, Amount] = (0.9, 0.99)
     epsilon: Amount = 1e-3
     weighting: str = "data"
-    local_epochs: Amount = 0.0  # in a row before a device starts again from the round's weights; 0: `epochs` of a round
+    # epochs of a run, before a device starts another from the round's weights; 0: all of a round in one run
+    local_epochs: Amount = 0.0
     min_updates: Count = 1  # with fewer updates the round is repeated
     max_failed_rounds: Count = 3  # in a row, before the task fails
     whole_epochs: bool = False  # its devices cannot process a part of their data (a Flower ClientApp)

@@ -35,11 +35,11 @@ _MAX_TASKS = 64  # the weights of all travel in one message
 
 @dataclass(frozen=True, slots=True)
 class FederatedProgram:
-    """What devices run for a task, and how its data are spread over them."""
+    """What devices run for a task, and how its data is spread over them."""
 
     program: Program
     partition: Partition
-    client_app: str = ""  # a Flower ClientApp that trains instead of the program, which makes the model
+    client_app: str = ""  # a Flower ClientApp that trains; the program then only makes the model
     client_config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +67,7 @@ class FederationFile:
         return any(device.slowdown for device in self.devices)
 
     def hosted_tasks(self) -> dict[str, Any]:
-        """What each device needs to know of the tasks, as plain JSON values."""
+        """What each device needs to know about the tasks, as plain JSON values."""
         return {
             task.name: {
                 "program": self.programs[task.name].program.as_json(),
@@ -81,7 +81,7 @@ class FederationFile:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for files that let devices do the same work, wherever they lie."""
+        """Equal for files that let devices do the same work, in whatever folder they are."""
         tasks = self.hosted_tasks()
         for task in tasks.values():
             task["program"] = {key: value for key, value in task["program"].items() if key != "folder"}

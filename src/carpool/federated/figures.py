@@ -83,7 +83,7 @@ class FederationFigures:
 
     @property
     def idle_part(self) -> float:
-        """Part of all devices' time in cycles in which they waited for others."""
+        """The part of all devices' time in cycles that they spent waiting for others."""
         waited = sum([sum(each.idle.values()) for each in self.cycles])
         return waited / max(sum([each.seconds * len(each.idle) for each in self.cycles]), 1e-12)
 
