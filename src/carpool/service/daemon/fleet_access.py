@@ -32,7 +32,7 @@ class MemberStart(NamedTuple):
     """An executor at a daemon's start."""
 
     port: ExecutorPort
-    inventory: Inventory | None = None  # of one that the journal knows
+    inventory: Inventory | None = None  # of an executor that the journal knows
     is_absent: bool = False  # the member is away
     is_unfit: bool = False  # it has other devices or unknown orders, and must be replaced
 
@@ -57,7 +57,7 @@ class FleetAccess:
         self._tell = tell
         self._restarts: dict[str, list[float]] = {}
         self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
-        self._owners: dict[str, str] = {}  # members by the names of their nodes, as they are asked for
+        self._owners: dict[str, str] = {}  # cache: members by the names of their nodes
         self.nodes: dict[str, MemberNode] = {}
         cluster, free = scheduler.cluster, self._free_nodes
         for name, each in self._members.items():
@@ -141,7 +141,7 @@ class FleetAccess:
         return port
 
     async def add(self, each: FleetMember) -> ExecutorPort:
-        """Add a member that was found while the daemon runs; the port that stands for it until it is reached."""
+        """Add a member found while the daemon runs. Returns the port that stands for it until it is reached."""
         self._members[each.member.name] = each
         return await self.absent(each.member.name)
 

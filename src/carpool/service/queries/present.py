@@ -39,7 +39,7 @@ from carpool.service.queries.views import (
 )
 
 _MAX_CURVE_BYTES = 1 << 26  # of a file of measurements that are read, its last ones
-_WORD = re.compile(r"[\w.\-]+")  # any job name
+_WORD = re.compile(r"[\w.\-]+")  # also matches job names
 _EXIT_CODE = re.compile(r"ended with exit code (\d{1,3})\b")
 
 
@@ -299,11 +299,12 @@ def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogChunk:
             text = file.read(min(most, stop - start))
     except FileNotFoundError:
         size, start, stop, text = 0, 0, 0, b""
-    except OSError as error:  # the job has put something else in its place
+    except OSError as error:  # the job has replaced the file by something else
         whole = f"the log cannot be read: {error.strerror}\n".encode()
         size, start = len(whole), max(0, min(start, len(whole)))
         text, stop = whole[start:], len(whole)
-    is_cut = start + len(text) < stop or (stop == size and not is_over)  # at a hole the rest of a character is missing
+    # before a hole, the rest of a character is missing
+    is_cut = start + len(text) < stop or (stop == size and not is_over)
     if is_cut:
         text = _without_cut_character(text)
     end = start + len(text)

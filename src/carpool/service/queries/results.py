@@ -16,11 +16,11 @@ from carpool.service.queries.views import PointView, ResultRow, ResultsView
 from carpool.service.store.journal_file import has_journal, read_run_journal
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a metric's name: val_loss, test/WER, valLoss
-_LESS_IS_BETTER = frozenset(
-    "err errors losses perplexity ppl mse mae rmse mape smape rmsle nll wer cer eer ece brier fid bpc bpb bits kl"
-    " divergence distance regret cost costs penalty time seconds duration latency".split()
+_LESS_IS_BETTER = re.compile(  # matches a whole word of it
+    r".*loss|.*error|losses|errors?|err|perplexity|ppl|mse|mae|rmse|rmsle|mape|smape|nll|wer|cer|eer|ece|brier|fid|bpc"
+    r"|bpb|bits|kl|divergence|distance|regret|costs?|penalty|time|seconds|duration|latency",
+    re.IGNORECASE,
 )
-_LESS_IS_BETTER_ENDS = ("loss", "error")  # also logloss, L1Loss
 _HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
 
 
@@ -43,9 +43,7 @@ def run_accounts(folder: RunFolder) -> list[JobAccount]:
 
 def default_mode(metric: str) -> str:
     """``min`` for a metric with a word in its name that says less is better, such as loss or error; else ``max``."""
-    words = [word.lower() for word in _WORD.findall(metric)]
-    is_min = any(word in _LESS_IS_BETTER or word.endswith(_LESS_IS_BETTER_ENDS) for word in words)
-    return "min" if is_min else "max"
+    return "min" if any(map(_LESS_IS_BETTER.fullmatch, _WORD.findall(metric))) else "max"
 
 
 def results_view(name: str, accounts: Sequence[JobAccount], at: float, metric: str = "", mode: str = "") -> ResultsView:
