@@ -41,7 +41,7 @@ class JobCancelled(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobPaused(Fact):
-    """A job was paused; it releases its devices. Paused by the rule of its sweep, it also leaves its place in it."""
+    """A job was paused and releases its devices. If its sweep's rule paused it, it leaves its place in the sweep."""
 
     job: JobId
     reason: str = ""  # of the sweep's rule; empty: the user's
