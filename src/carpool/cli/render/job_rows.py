@@ -72,7 +72,7 @@ def _merged_params(members: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def age_column(jobs: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """Time since each job was submitted."""
+    """The time since each job was submitted."""
     return [span(max(0.0, now - job["submitted_at"])) for job in jobs]
 
 
