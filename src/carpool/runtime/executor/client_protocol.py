@@ -103,7 +103,7 @@ def report_from_json(value: dict[str, Any]) -> Report:
 
 
 def checked_report_from_json(value: dict[str, Any]) -> Report:
-    """A report from an executor; one with a value out of range becomes the reason to end its job."""
+    """A report from an executor; one with a value out of range becomes an error that fails its job."""
     if value.get("report") != "Facts":
         try:
             return report_from_json(dict(value))

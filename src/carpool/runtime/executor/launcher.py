@@ -121,7 +121,7 @@ class Launcher:
 
     def tick(self) -> None:
         self._mps.tick()
-        if self._pool.is_ready:  # the time that torch takes to import does not count as a slow warm-up
+        if self._pool.is_ready:  # the time to import torch must not count as a slow warm-up
             self._warm.tick()
         in_use = {device for training in self._trainings.values() for device in training.devices.values()}
         for device, note in self._foreign.tick(in_use):

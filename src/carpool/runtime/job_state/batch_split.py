@@ -71,7 +71,7 @@ class BatchSplitter:
         self._speeds = DeviceSpeeds()
         self._update_sharding = UpdateShardingPlanner(options.update_sharding)
         self._last: StepLayout | None = None
-        self._ordered: tuple[int, ...] = ()  # counts given by the order, as long as it holds
+        self._ordered: tuple[int, ...] = ()  # counts given by the order, while it is the newest
         self._best: dict[tuple[Slots, int], _BestSplit] = {}  # by slots and batch size
         self.ready: Ready | None = None  # what the job's workers reported about the training
         self.lr_gain = LearningRateGain()
@@ -86,7 +86,7 @@ class BatchSplitter:
         current: ProcessGroupEpoch | None,
         is_new: bool,
     ) -> StepLayout:
-        """How these slots should make the next step: like the current epoch unless a change is worth it.
+        """The layout of the next step on these slots: that of the current epoch unless a change pays off.
 
         ``is_new`` means that the step has never been made before.
         """
@@ -153,7 +153,7 @@ class BatchSplitter:
         return wanted if is_worth_it(in_use, wanted, speeds) else in_use
 
     def record(self, step: int, layout: StepLayout) -> BatchSplit | None:
-        """Remember how steps are split from here on; the split if it is new."""
+        """Record how steps are split from here on. Returns the split if it is new."""
         best, last, self._last = self._best.get((layout.slots, layout.batch_size)), self._last, layout
         if best is not None and last is not None and last.slots == layout.slots and last.counts != layout.counts:
             went_back = layout.counts == best.counts and self._ordered not in {last.counts, layout.counts}
@@ -171,11 +171,11 @@ class BatchSplitter:
         return split
 
     def same_split_until(self, step: int) -> int | None:
-        """The first step after this one that was made before with other parts; None if there is none."""
+        """The first step after this one that was already made with other parts; None if there is none."""
         return min((split.step for split in self._splits if split.step > step), default=None)
 
     def _recorded(self, step: int, slots: Slots) -> tuple[int, ...]:
-        """The parts with which a step was made before on these devices; empty if it was not."""
+        """The parts with which a step was already made on these devices; empty if it was not."""
         known = [split for split in self._splits if split.step <= step]
         is_same = known and known[-1].devices == tuple(slot.device for slot in slots)
         return known[-1].parts if is_same else ()
@@ -198,7 +198,7 @@ class BatchSplitter:
         return min(own * size, most) if self._options.batch_per_device else own
 
     def device_share(self, slot: WorkerSlot) -> DeviceShare:
-        """What a slot's speed depends on; the first guess is the number of cores, of which an exact pass uses one."""
+        """The key of a slot's speed; the first guess is the number of cores, of which an exact pass uses one."""
         device = self._devices[slot.device]
         share = (device.kind, slot.fraction)
         self._speeds.guess(share, 1.0 if self._options.exact else max(1, len(device.cores)) * slot.fraction)

@@ -24,7 +24,7 @@ class WorkerMode(StrEnum):
     IDLE = "idle"  # at a step boundary
     LOADING = "loading"  # loads a state
     RUNNING = "running"  # makes steps in the current epoch
-    HALTING = "halting"  # makes steps, and was told to stop at the next boundary
+    HALTING = "halting"  # makes steps, and was ordered to stop at the next boundary
     DONE = "done"  # its training has ended
     EXITING = "exiting"  # was dismissed or killed; its exit has not been seen yet
 
@@ -70,7 +70,7 @@ class WorkerSlot:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the newest order asks for."""
+    """The newest order as a target."""
 
     generation: int
     slots: tuple[WorkerSlot, ...] = ()  # none: release all devices
@@ -133,7 +133,7 @@ class ProcessGroupEpoch:
     number: int
     members: tuple[int, ...]  # workers by rank
     layout: StepLayout
-    step: int  # steps done, as far as known
+    step: int  # steps known to be done
     since: float
     halting: bool = False
     granted: int = 0  # the first step that may not be applied yet
@@ -154,7 +154,7 @@ class StateCopy:
     step: int
     mirror: Mirror | None = None
     path: str = ""
-    is_mirror_file: bool = False  # a copy of a mirror on disk, which is no checkpoint that the user asked for
+    is_mirror_file: bool = False  # a copy of a mirror on disk, not a checkpoint that the user asked for
 
 
 @dataclass(frozen=True, slots=True)

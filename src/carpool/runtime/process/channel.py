@@ -57,7 +57,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The inverse of `encode`; ProtocolError for what is no message, or has a value out of range."""
+    """The inverse of `encode`; ProtocolError for an invalid message or a value out of range."""
     try:
         value = json.loads(line)
         kind = _TYPES[value.pop("say")]
@@ -120,7 +120,7 @@ class Channel:
         return self._incoming.is_ready or bool(self._poll.poll(0))
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """The next message; ``None`` after a timeout. Raises `Closed` when there will be none."""
+        """The next message; ``None`` after a timeout. Raises `Closed` if none will follow."""
         while (found := self._incoming.take()) is None:
             if not self._poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)):
                 return None
@@ -156,7 +156,7 @@ class AsyncChannel:
             self._write()
 
     async def receive(self) -> Received:
-        """The next message. Raises `Closed` when there will be none, `ProtocolError` for what is no message."""
+        """The next message. Raises `Closed` if none will follow, `ProtocolError` for an invalid one."""
         while (found := self._incoming.take()) is None:
             if self._ended is not None:
                 raise self._ended

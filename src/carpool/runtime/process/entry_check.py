@@ -1,8 +1,8 @@
 """Entry check: calls every entry once in a fork of the fork server and reports errors before jobs start.
 
 A process whose entry is fine waits for its job to start and becomes its worker, so that the first jobs call their
-entries once. What an entry prints goes to its job's log then; otherwise it is discarded. An entry that takes too long
-is not checked.
+entries once. The output of the entry then goes to its job's log; otherwise it is discarded. An entry that takes too
+long is not checked.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EntryChecks:
         self._kept = {job: kept for job, kept in self._kept.items() if kept[0] != key}
 
     async def run(self, programs: Mapping[str, Program], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
-        """Call the entries; an error by job, empty where there is none. Jobs that were not checked are left out."""
+        """Call the entries. Returns each checked job's error, empty if there is none."""
         await self._starter.ready()
         if not programs:
             return {}
@@ -141,7 +141,7 @@ class CheckQueue:
         self._repeats = [(job, program) for job, program in programs.items() if job not in names]
 
     def next(self, *, is_early: bool) -> tuple[str, Program] | None:
-        """The next job; one whose entry has been called already only while it is early."""
+        """The next job; while `is_early`, also one whose entry has already been called for another job."""
         queue = self._first or (self._repeats if is_early else [])
         return queue.pop(0) if queue else None
 

@@ -52,7 +52,7 @@ class _WarmProcess:
 @dataclass(slots=True, eq=False)
 class _Gpu:
     device: LocalDevice
-    lanes: deque[int]  # requested, the newest last
+    lanes: deque[int]  # requested lanes, the newest last
     busy_until: float
     max_clients: int
     workers: set[WorkerKey] = field(default_factory=set)
@@ -140,7 +140,7 @@ class WarmPool:
         return key[0] == _NO_JOB
 
     def on_message(self, key: WorkerKey, message: Message) -> tuple[int, str]:
-        """Handle a message; a device and a note for the jobs there, if there is one."""
+        """Handle a message. Returns a device and a note for the jobs there, if there is one."""
         for number, gpu in self._gpus.items():
             for process in gpu.processes:
                 if process.key == key and isinstance(message, Prewarmed):
@@ -154,7 +154,7 @@ class WarmPool:
         self._kill([process for gpu in self._gpus.values() for process in gpu.processes if process.key == key])
 
     def on_exit(self, key: WorkerKey, why: str) -> tuple[int, str] | None:
-        """Handle a process's exit; for a prewarmed one, its device and a note for the jobs there."""
+        """Handle a process's exit. Returns for a prewarmed one its device and a note for the jobs there."""
         for number, gpu in self._gpus.items():
             gpu.workers.discard(key)
             for process in gpu.processes:

@@ -42,8 +42,9 @@ def max_concurrent_jobs(
 class FaultIsolation(Generic[K]):
     """Finds the job behind a GPU fault by restarting its clients one job at a time.
 
-    A fault of one MPS client ends all clients of that GPU, and nothing says whose it was. So all of them exit, and each
-    job runs alone, in its old lane, until it has passed the step it was in. A job that faults alone is to blame.
+    A fault of one MPS client ends all clients of that GPU, and nothing shows which one caused it. So all of them exit,
+    and each job then runs alone, in its old lane, until it has passed the step it was in. A job that faults alone is to
+    blame.
     """
 
     def __init__(self) -> None:

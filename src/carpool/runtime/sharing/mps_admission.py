@@ -56,7 +56,7 @@ class MpsAdmission:
         self.waiting: list[PendingWorker] = []
         self._mismatches = 0
         self.unavailable = "" if enabled else "MPS is turned off"  # why there are no lanes
-        self._never_started = ""  # the same, if it was so at the start
+        self._never_started = ""  # the reason, if there were none from the start
 
     @property
     def has_lanes(self) -> bool:
