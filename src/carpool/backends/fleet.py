@@ -108,7 +108,7 @@ def _numbered(devices: Sequence[LocalDevice], first: int) -> tuple[LocalDevice, 
 
 
 class Routed(NamedTuple):
-    """What follows from an order at once."""
+    """The immediate effects of an order."""
 
     orders: Mapping[str, Order]  # by executor
     hand_over: tuple[str, ...] = ()  # executors that first write the job's state to disk and drop it

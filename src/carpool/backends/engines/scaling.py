@@ -21,7 +21,7 @@ class NodeUse(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """What follows for the engine."""
+    """A decision for the engine."""
 
     release: tuple[str, ...]  # idle machines that are not needed
     nodes: int  # machines wanted in all

@@ -197,7 +197,7 @@ class FlowerDevices:
         devices = {str(device.name): device for device in self._file.devices}
         device = devices.get(described.name)
         if device is None or described.fingerprint != self._file.fingerprint or node not in self._names:
-            why = "is not a device of this federation" if device is None else "it has another federation file"
+            why = "not a device of this federation" if device is None else "it has another federation file"
             _log.warning("node %s (%s) does not take part: %s", node, described.name, why)
             return
         try:

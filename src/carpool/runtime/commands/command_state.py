@@ -2,9 +2,10 @@
 
 A command that loses its devices is parked: its processes stop and later continue from the same point. One that can
 resume by itself is terminated instead: one with a `carpool.session` has written a checkpoint, one with `resumable`
-handles its own. One that ran out of GPU memory beside other jobs, or was hit by the fault of one, starts once more,
-from the beginning, when it has its GPU to itself. One that was parked and does not fit beside other jobs continues
-then.
+handles its own.
+
+One that ran out of GPU memory beside other jobs, or was hit by the fault of one, starts once more, from the beginning,
+when it has its GPU to itself. One that was parked and does not fit beside other jobs continues then.
 """
 
 from __future__ import annotations

@@ -32,10 +32,13 @@ def as_whole(value: Any) -> Any:
 class Stop:
     """When a training ends: as soon as one of these conditions holds.
 
-    Args: epochs: This many passes over the dataset are done. steps: This many steps are done. target_loss: The mean
-    loss of the last ``window`` steps is at most this. window: Steps in the mean that is compared with ``target_loss``.
-    target_metric: A metric of ``evaluate`` satisfies a condition, such as ``"accuracy >= 0.97"``. patience: This many
-    evaluations in a row did not improve on the best one, by the rule in ``Training(best=…)``.
+    Args:
+        epochs: This many passes over the dataset are done.
+        steps: This many steps are done.
+        target_loss: The mean loss of the last ``window`` steps is at most this.
+        window: Steps in the mean that is compared with ``target_loss``.
+        target_metric: A metric of ``evaluate`` satisfies a condition, such as ``"accuracy >= 0.97"``.
+        patience: This many evaluations in a row did not improve on the best one, by the rule in ``Training(best=…)``.
     """
 
     epochs: int | None = None

@@ -63,31 +63,42 @@ class Training:
     file, returns a `Training`. Give either ``loss`` (carpool runs backward and the optimizers; captured as a CUDA graph
     where possible, on any number of devices) or ``step`` (your function does the whole step, on one device).
 
-    Args: model: The module to train. Several networks: one module that holds them, such as ``nn.ModuleDict``.
-    optimizer: One optimizer, or a list or dict of several, each with parameters of its own. With ``loss`` all of them
-    step on the one gradient. dataset: A map-style dataset (`TensorDataset`, `Subset`, a list of samples, Hugging Face
-    …), an object with ``batch(indices)``, or an `IterableDataset`. loss: ``loss(model, batch)`` returns the mean over
-    the samples of the batch, or ``(sum, count)`` for a mean over something else (tokens, class weights). ``{name:
-    tensor}`` may follow: ``(mean, metrics)`` or ``(sum, count, metrics)``. On several devices the metrics are those of
-    the first one's samples. batch_size: Samples in one step, over all devices. stop: When training ends:
-    ``Stop(epochs=20)``. step: ``step(model, batch, optimizer)`` makes a whole step (GAN, actor-critic, accumulation)
-    and returns its loss, or ``(loss, metrics)``. It gets ``optimizer`` as given here. Runs on one device, in the order
-    of ``loss``; scaling, clipping and autocast are its own. evaluate: ``evaluate(model)`` returns a number or ``{name:
-    number}``; called in eval mode under ``no_grad``. evaluate_every: Epochs between evaluations; the final model is
-    always evaluated. best: ``"max accuracy"`` or ``"min loss"``: the checkpoint of the best evaluation is kept in
-    addition to the last ones. schedule: A torch scheduler, or a list of several. schedule_every: Call
-    ``schedule.step()`` after each ``"step"``, ``"epoch"`` or ``"evaluation"``. clip_norm: Maximum norm of the whole
-    gradient. micro_batch: Most samples in one pass (gradient accumulation); 0 for no limit. autocast: ``"bf16"`` or
-    ``"fp16"``; fp16 includes loss scaling. precision: Of float32 matmuls on a GPU, ``"float32"`` or ``"tf32"``;
-    default: torch's setting. channels_last: Memory format of the model: faster on a GPU, different bits. state: EMA,
-    replay buffer and other objects to checkpoint, by name; each has ``state_dict()`` and ``load_state_dict()``.
-    after_update: ``after_update(model, steps_done)``, called after each update on every device, for example for an EMA.
-    It may change weights. on_step_end: Called with a `Report` after each step, on the first device only. It must not
-    change the model. on_epoch_end: Called with a `Report` after each epoch and its evaluation, on the first device
-    only. augment: ``augment(batch, rng)`` returns the augmented batch. shuffle: True, False, or ``shuffle(seed,
-    epoch)`` that returns sample indices. No effect on an `IterableDataset`. collate: Makes a batch of a list of
-    samples; default: torch's ``default_collate``. workers: Reader processes for a map-style dataset; default: 2 on a
-    GPU, 0 on a CPU. Datasets that only hold tensors need none.
+    Args:
+        model: The module to train. Several networks: one module that holds them, such as ``nn.ModuleDict``.
+        optimizer: One optimizer, or a list or dict of several, each with parameters of its own. With ``loss`` all of
+            them step on the one gradient.
+        dataset: A map-style dataset (`TensorDataset`, `Subset`, a list of samples, Hugging Face …), an object with
+            ``batch(indices)``, or an `IterableDataset`.
+        loss: ``loss(model, batch)`` returns the mean over the samples of the batch, or ``(sum, count)`` for a mean over
+            something else (tokens, class weights). ``{name: tensor}`` may follow: ``(mean, metrics)`` or
+            ``(sum, count, metrics)``. On several devices the metrics are those of the first one's samples.
+        batch_size: Samples in one step, over all devices.
+        stop: When training ends: ``Stop(epochs=20)``.
+        step: ``step(model, batch, optimizer)`` makes a whole step (GAN, actor-critic, accumulation) and returns its
+            loss, or ``(loss, metrics)``. It gets ``optimizer`` as given here. Runs on one device, in the order of
+            ``loss``; scaling, clipping and autocast are its own.
+        evaluate: ``evaluate(model)`` returns a number or ``{name: number}``; called in eval mode under ``no_grad``.
+        evaluate_every: Epochs between evaluations; the final model is always evaluated.
+        best: ``"max accuracy"`` or ``"min loss"``: the checkpoint of the best evaluation is kept with the last ones.
+        schedule: A torch scheduler, or a list of several.
+        schedule_every: Call ``schedule.step()`` after each ``"step"``, ``"epoch"`` or ``"evaluation"``.
+        clip_norm: Maximum norm of the whole gradient.
+        micro_batch: Most samples in one pass (gradient accumulation); 0 for no limit.
+        autocast: ``"bf16"`` or ``"fp16"``; fp16 includes loss scaling.
+        precision: Of float32 matmuls on a GPU, ``"float32"`` or ``"tf32"``; default: torch's setting.
+        channels_last: Memory format of the model: faster on a GPU, different bits.
+        state: EMA, replay buffer and other objects to checkpoint, by name; each has ``state_dict()`` and
+            ``load_state_dict()``.
+        after_update: ``after_update(model, steps_done)``, called after each update on every device, for example for an
+            EMA. It may change weights.
+        on_step_end: Called with a `Report` after each step, on the first device only. It must not change the model.
+        on_epoch_end: Called with a `Report` after each epoch and its evaluation, on the first device only.
+        augment: ``augment(batch, rng)`` returns the augmented batch.
+        shuffle: True, False, or ``shuffle(seed, epoch)`` that returns sample indices. No effect on an
+            `IterableDataset`.
+        collate: Makes a batch of a list of samples; default: torch's ``default_collate``.
+        workers: Reader processes for a map-style dataset; default: 2 on a GPU, 0 on a CPU. Datasets that only hold
+            tensors need none.
     """
 
     model: nn.Module

@@ -1,11 +1,11 @@
 """Reconciliation: takes every possible step from a job's current state to its target, including shutdown; pure.
 
-    target the slots of the newest order; workers are started on them while the current epoch continues epoch workers
-    that make steps together; it ends at a step boundary if something has to change at boundary workers between epochs;
-    those that lack the newest state load a copy of it, then a new epoch starts
+    target       the slots of the newest order; workers are started on them while the current epoch continues
+    epoch        workers that make steps together; it ends at a step boundary if something has to change
+    at boundary  workers between epochs; those that lack the newest state load a copy of it, then a new epoch starts
 
-In default mode an epoch waits for every slot, so that a lost worker is replaced and its step is repeated with the same
-parts. In exact mode the remaining workers continue at once: who computes which shard does not change the result.
+In default mode an epoch waits for every slot, so that a lost worker is replaced and its step is repeated with the
+same parts. In exact mode the remaining workers continue at once: who computes which shard does not change the result.
 """
 
 from __future__ import annotations

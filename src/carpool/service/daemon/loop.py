@@ -108,7 +108,7 @@ class LoopOptions:
 
 @dataclass(slots=True)
 class _Pending:
-    """What follows once the records of the next commit are durable."""
+    """The work to do once the records of the next commit are durable."""
 
     orders: list[Order] = field(default_factory=list)  # to be sent
     submitted: list[JobId] = field(default_factory=list)  # to be introduced

@@ -249,9 +249,11 @@ class Store:
         """Make all added records durable, in both copies or in none; `record` may be called meanwhile.
 
         They are written to the accept log (`fdatasync`), then to SQLite (`synchronous = FULL`); without `sync`, as in
-        `carpool run`, commits are not flushed to the disk. StoreFull if the disk has no room: nothing is lost, and the
-        next call tries again. After any other failure the store cannot be used and has to be opened again. A snapshot
-        that cannot be written is dropped: it only speeds up the next start.
+        `carpool run`, commits are not flushed to the disk.
+
+        StoreFull if the disk has no room: nothing is lost, and the next call tries again. After any other failure the
+        store cannot be used and has to be opened again. A snapshot that cannot be written is dropped: it only speeds up
+        the next start.
         """
         with self._commit_lock:
             if self._failed is not None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from carpool.core.errors import InputError
 from carpool.core.model import JobSpec, Kind
 
-TOO_LARGE = "asks for more devices than the cluster has"
+TOO_LARGE = "asks more devices than the cluster has"
 LISTED_DROPS = 1000  # dropped rows that are listed one by one; the rest is only counted
 
 
@@ -51,7 +51,8 @@ class Trace:
     work_unit: WorkUnit = WorkUnit.SECONDS
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
     dropped_rows: Sequence[DroppedRow] = ()  # the first LISTED_DROPS of them
-    notes: Mapping[str, int] = field(default_factory=dict)  # what was changed in rows that were kept -> how often
+    # remarks on rows that were kept, such as a rounded number of GPUs -> how often
+    notes: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.arrivals)

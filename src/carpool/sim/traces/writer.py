@@ -107,7 +107,7 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     """A text file that replaces `path` only once fully written."""
     path = path.resolve()  # a link stays a link
     if path.exists() and not path.is_file():
-        raise InputError("it is not a regular file, so it cannot be replaced", where=str(path), way_out="Name a file.")
+        raise InputError("is not a regular file, so it cannot be replaced", where=str(path), way_out="Name a file.")
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with _open_draft(draft, packed=path.suffix == ".gz") as file:
