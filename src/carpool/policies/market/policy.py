@@ -37,8 +37,7 @@ _LEAST = 0.01  # least part of a job's value that remains, however expensive a m
 _TINY = 1e-9  # least work
 _STARTED = 0.5  # share of its length that a job is assumed to have left between its start and its first report
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
-# exponent of the number of steps in the assumed length of a job that never ran: jobs with fewer steps often have longer
-# ones
+# exponent of the number of steps in the length assumed for a job that never ran: if they are few, each is often longer
 _BY_STEPS = 0.3
 _HOPE = 0.5  # how much shorter than typical a job that never ran is assumed to be, if trying it is cheap
 # What it may cost to try a job that never ran: its start, and the move of the job that it displaces.

@@ -13,7 +13,7 @@ from carpool.policies.sharing.share_search import Setting, ShareSearch, Vector
 _CORRECTED = (0.2, 5.0)  # how far one measurement may move an estimate
 _SPANS = (1, 2, 4)  # checks that a window may last
 _REMEMBERED = 2 * _SPANS[-1] + 1  # looks
-_STEADY = 0.08  # largest difference between two windows whose rate is trusted: writing a mirror costs 5 %
+_STEADY = 0.08  # largest relative difference between two windows that agree: writing a mirror costs 5 %
 _ALIKE = 0.01  # values that measuring cannot distinguish: then the earlier vector, which is simpler, counts as better
 _MOST_SILENT = 6  # successive checks without a report
 # checks of a vector whose rates do not settle, whose jobs cannot be measured alone, or do not all report

@@ -51,7 +51,7 @@ class DeviceSpeeds:
         return 1.0 / statistics.median(self.measured[share])
 
     def are_settled(self, shares: Sequence[DeviceShare], times: int = 1) -> bool:
-        """Whether each has been measured often enough since the last change, with ``times`` as many passes as usual."""
+        """Whether each has been measured in ``times`` times the passes needed since the last change."""
         return all(self.passes.get(share, 0) >= times * MIN_PASSES for share in shares)
 
 

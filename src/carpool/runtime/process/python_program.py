@@ -1,9 +1,9 @@
 """Python programs among commands: whether one may run in a fork of the fork server, and running it there.
 
 A fork has torch imported already, which saves a script seconds. It may only be used where the program cannot
-distinguish it from a plain start: the same interpreter, no interpreter options, and no variable with a value other than
-the fork server's that Python, torch or the C library reads at its start. `run_program` then does the same as CPython
-after start-up: `__main__`, ``sys.argv``, ``sys.path``, standard streams, signal handlers, tracebacks, exit codes, and
+distinguish it from a plain start: the same interpreter, no interpreter options, and the fork server's values of all
+variables that Python, torch or the C library reads at its start. `run_program` then does the same as CPython after
+start-up: `__main__`, ``sys.argv``, ``sys.path``, standard streams, signal handlers, tracebacks, exit codes, and
 finalization.
 """
 

@@ -96,7 +96,7 @@ def redact_names(reason: str, is_hidden: Callable[[JobId], bool]) -> str:
 
 
 def last_message_off_devices(account: JobAccount) -> str:
-    """What the executor reported last about a job without devices, for example that it is parked; empty if nothing."""
+    """The executor's last report on a job since it lost its devices, for example that it is parked; else empty."""
     lost_at = account.decisions[-1].at if account.decisions and account.held is None else None
     if lost_at is None or account.phase.is_over or not account.story or account.story[-1][0] < lost_at:
         return ""
