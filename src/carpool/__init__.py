@@ -1,4 +1,4 @@
-"""carpool lets many deep-learning training jobs share GPUs, so that all finish sooner and none learns differently."""
+"""carpool lets many deep-learning training jobs share GPUs, so that all finish sooner with the same results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name where it is first used, with a word of advice where torch is missing."""
+    """Import a public name on first use, with advice if torch is missing."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""Lets ``python -m carpool`` stand for ``carpool``."""
+"""Makes ``python -m carpool`` the same as ``carpool``."""
 
 from carpool.cli.main import main
 

@@ -47,7 +47,7 @@ def configure_logging(level: str = "", fmt: str = "", environment: Mapping[str, 
 
 
 def export_settings(level: str, fmt: str, environment: MutableMapping[str, str]) -> None:
-    """Put the settings where child processes of this one find them."""
+    """Export the settings to child processes of this one."""
     for name, value in ((LEVEL_VARIABLE, level), (FORMAT_VARIABLE, fmt)):
         if value:
             environment[name] = value

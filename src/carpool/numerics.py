@@ -45,8 +45,8 @@ class Matern:
 class GaussianProcess:
     """Posterior of a zero-mean Gaussian process, given values measured at some rows with noise variance `noise`.
 
-    `misfit` is yᵀK⁻¹y and `log_det` is ½·log|K|, from which a caller computes the likelihood of its kernel. A prior
-    mean is the caller's: it subtracts the mean from the values and adds it to the predictions.
+    `misfit` is yᵀK⁻¹y and `log_det` is ½·log|K|, from which a caller computes the likelihood of its kernel. The prior
+    mean is zero: a caller with another one subtracts it from the values and adds it to the predictions.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class GaussianProcess:
     ) -> None:
         from scipy.linalg import cho_solve, cholesky  # imported where it is used: importing it takes as long as numpy
 
-        covariance = kernel(rows, rows) if covariance is None else covariance  # of the rows, where it is known
+        covariance = kernel(rows, rows) if covariance is None else covariance  # of the rows, if it is known
         self.kernel, self.noise, self._rows = kernel, noise, rows
         self._factor = cholesky(covariance + noise * np.eye(len(values)), lower=True)
         self._weights = cho_solve((self._factor, True), values)

@@ -92,11 +92,15 @@ def against_baselines() -> Iterator[Check]:
             values += [sum(rates) / sum(others), fair(rates, others)]
         yield "docs/results.md", words + " | {}, {} | {}, {} |", values
         if words.startswith("against running sequentially, eager"):
-            yield "README.md", "{} and {} times as fast as one after another in eager mode;", [values[0], values[2]]
+            yield "README.md", "{}× and {}× over one after another in eager mode;", [values[0], values[2]]
         elif words == "… against starting all at once, eager":
-            yield "README.md", "{} and {} times as fast as all started at once in eager mode", [values[0], values[2]]
+            yield "README.md", "{}× and {}× over all at once in eager mode", [values[0], values[2]]
         elif words.endswith("sequentially with CUDA graphs"):
-            yield "README.md", "{} and {} times as fast as one after another with CUDA graphs;", [values[1], values[3]]
+            yield (
+                "README.md",
+                "two sets of jobs: {}× and {}× over one after another with CUDA graphs;",
+                [values[1], values[3]],
+            )
 
 
 def many() -> Iterator[Check]:
@@ -121,7 +125,7 @@ def many() -> Iterator[Check]:
     )
     yield (
         "README.md",
-        "trainings | {} and {} times as fast as one after another with CUDA graphs, {} and {} times as fast as one",
+        "trainings | {}× and {}× over one after another with CUDA graphs; {}× and {}× over one",
         [eight["sum"], six["sum"], eight["sum_of_eager"], six["sum_of_eager"]],
     )
     aside = {each["model"]: each for each in results("gpu_sharing") if each["stage"] == "mirrors"}
@@ -741,7 +745,8 @@ def plain_scripts() -> Iterator[Check]:
     yield page, "{} of the best time by hand and {} of one after another; the language models {} and {}.", parts
     vision = [sets[0][way]["wall_s"] for way in ("carpool", "in_turn", "at_once", "at_once_mps")]
     shown = (
-        "{} s from the command to its exit; as scripts by hand one after another {} s, all at once {} s, under MPS {} s"
+        "{} s from the command to its exit; the same four as plain scripts:"
+        " {} s one after another, {} s all at once, {} s under MPS"
     )
     yield "README.md", shown, vision
 

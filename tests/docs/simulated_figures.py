@@ -29,7 +29,7 @@ def philly() -> Iterator[Check]:
         assert found["wanted"] == found["reached"]
         yield "docs/policies/fifo.md", words + " {} | {} | {} |", found["reached"]
     first = results("replay_philly")[0]
-    yield "README.md", "in {} CPU s with `fifo`", [first["cpu_s"]]
+    yield "README.md", "using {} s of CPU time with `fifo`", [first["cpu_s"]]
 
 
 def scale() -> Iterator[Check]:
@@ -158,8 +158,8 @@ def default_policy() -> Iterator[Check]:
     )
     yield page, "load 0.9, elastic jobs | {} s | `afs` {} s | {} %", [busy, afs, off(busy, afs)]
     yield page, "Philly, rigid jobs | {} s | `srtf` {} s | {} %", [rigid, srtf, off(rigid, srtf)]
-    yield "README.md", "Gavel's 96 jobs {} s (best other policy {} s)", [whole, allox]
-    yield "README.md", "Pollux's workload-6 {} s (Pollux {} s", [known, pollux]
+    yield "README.md", "Gavel's 96 jobs: {} s (best other policy: {} s)", [whole, allox]
+    yield "README.md", "Pollux's workload-6: {} s (Pollux: {} s", [known, pollux]
     best = [
         each["distance"] for ground in results("policies")["grounds"].values() for each in ground["summary"]
     ]  # of the default to the best other policy

@@ -152,7 +152,7 @@ def contract(made: Policy) -> PolicyContract:
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (Wordless(), "a reason is a sentence for people"),
+        (Wordless(), "a reason is a readable sentence"),
         (TwoLines(), "a reason is one line of plain text"),
         (Counting(), "the same view must give the same plan"),
         (Meddling(), "a policy must not change what it looks at"),

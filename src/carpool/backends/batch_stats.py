@@ -15,7 +15,7 @@ class JobBatchStats:
     own: int = 0  # the training's batch size, where the spec has none
     noise: float | None = None  # gradient noise scale φ in samples, as last reported
     done: float = 0.0  # steps, as last reported
-    ahead: float = 0.0  # steps of the own batch size by which larger batches are ahead of the step count
+    ahead: float = 0.0  # progress beyond the step count thanks to larger batches, in steps of the own batch size
     largest: int = 0  # batch size so far
     memory_bytes: int = 0  # peak until then
 

@@ -66,7 +66,7 @@ class ExecutorPort(Protocol):
         """Stop all jobs at a step boundary, checkpoint them if asked to, and end the executor."""
 
     async def leave(self) -> None:
-        """Disconnect and let the executor go on for the next client."""
+        """Disconnect; the executor keeps running for the next client."""
 
 
 class WaitableClock(Protocol):
@@ -115,7 +115,7 @@ class ExecutorGroup:
         return self._ports[name]
 
     def replace(self, name: str, port: ExecutorPort) -> None:
-        """Use another executor process, which knows no job yet, under a name; what the old one held is lost."""
+        """Use a new executor process, which knows no jobs yet, under a name; states that the old one held are lost."""
         self._ports[name] = port
         for known in self._known.values():
             known.discard(name)
@@ -136,7 +136,7 @@ class ExecutorGroup:
         return port
 
     def adopt(self, name: str, held: Iterable[JobId]) -> None:
-        """Take note of the jobs that an executor holds already."""
+        """Record the jobs that an executor holds already."""
         for job in held:
             self._known.setdefault(job, set()).add(name)
             self._router.adopt(job, [name])
@@ -170,7 +170,7 @@ class ExecutorGroup:
             self._ports[name].carry(own_orders)
 
     def evacuate(self, name: str) -> bool:
-        """Let an executor without running jobs hand over what it holds; whether it holds nothing any more."""
+        """Let an executor without running jobs hand over the states it holds. Returns whether it holds none by now."""
         for job in self._router.evacuate(name):
             self._ports[name].hand_over(job)
         return not self._router.holds(name)
@@ -197,7 +197,7 @@ class ExecutorGroup:
 
 
 class ReportInbox:
-    """The next report of each executor that is listened to, in the order of arrival."""
+    """Collects the reports of the executors it listens to, in the order of arrival."""
 
     def __init__(self, executors: ExecutorGroup, clock: WaitableClock) -> None:
         self._executors = executors

@@ -29,17 +29,17 @@ NO_DEVICE = ""  # named by an event that concerns all devices
 
 
 class Lost(NamedTuple):
-    """A device does not answer any more; `back` if another process has taken its place already."""
+    """A device no longer answers; `back` if another process has already taken its place."""
 
     reason: str
     back: DeviceJoined | None = None
 
 
-Event = tuple[str, Received | DeviceJoined | Lost]  # the device, and its message or what became of it
+Event = tuple[str, Received | DeviceJoined | Lost]  # the device, and its message or its change of state
 
 
 class Devices(Protocol):
-    """Carries orders to devices. What they answer, and what becomes of them, is put into `events`."""
+    """Carries orders to devices. Their answers, and devices that join or are lost, are put into `events`."""
 
     events: asyncio.Queue[Event]
 
@@ -54,14 +54,14 @@ class Devices(Protocol):
 
     @property
     def is_working(self) -> bool:
-        """Whether an event is sure to follow without another order."""
+        """Whether an event will follow for certain without another order."""
 
     @property
     def may_join(self) -> bool:
-        """Whether devices can come that are not there yet."""
+        """Whether further devices can join."""
 
     async def close(self) -> None:
-        """Let the devices go."""
+        """Release the devices."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class HostedProcess:
     reader: asyncio.Task[None] | None = None
     pid: int = 0
     is_working: bool = False
-    is_halted: bool = False  # was told to stop, and has not answered since
+    is_halted: bool = False  # has been ordered to stop and has not answered yet
     restarts: int = 0
 
     def listen(self, events: asyncio.Queue[Event]) -> None:
@@ -102,7 +102,7 @@ class LoadTimeout(InputError):
 async def start_process(
     forks: ForkServer, host: HostTasks, folder: Path, load_s: float = 0.0
 ) -> tuple[HostedProcess, dict[str, Any], list[bytes]]:
-    """Start a process that hosts tasks; what it says about them, and of a server their initial weights.
+    """Start a process that hosts tasks. Returns what it reports about them, from a server also their initial weights.
 
     `LoadTimeout` if that takes longer than ``load_s`` (0: no limit); the process is killed.
     """
@@ -156,7 +156,7 @@ def host_message(file: FederationFile, device: FederatedDevice) -> HostTasks:
 
 
 def _cores_of(file: FederationFile, part: int) -> tuple[int, ...]:
-    """The cores of a CPU device: those after the ones of the devices before it, as far as the machine has as many."""
+    """The cores of a CPU device: devices take the machine's cores in order, and share them once all are taken."""
     device, there = file.devices[part], sorted(os.sched_getaffinity(0))
     if device.device != "cpu":
         return ()
@@ -170,7 +170,7 @@ def _cores_of(file: FederationFile, part: int) -> tuple[int, ...]:
 
 
 def joined(device: FederatedDevice, about: Mapping[str, Any]) -> DeviceJoined:
-    """The fact that a device is ready, from what it says about its tasks; InvalidField if that cannot be."""
+    """The fact that a device is ready, from its report about its tasks; InvalidField if that is impossible."""
     try:
         volumes = {task: each["volume"] for task, each in about.items()}
         sample_s = {task: each["sample_s"] for task, each in about.items() if each["volume"]}
@@ -231,7 +231,7 @@ class EmbeddedDevices:
         process, about, _ = await start_process(self._forks, host, self._folder, self._file.federation.load_s)
         if old := self._processes.get(device.name):
             process.restarts = old.restarts + 1
-            process.is_working = old.is_working  # until the event says so
+            process.is_working = old.is_working  # until the event is delivered
         self._processes[device.name] = process
         process.listen(self._inner)
         return joined(device, about)
@@ -255,7 +255,7 @@ class EmbeddedDevices:
         if process.restarts < _MAX_RESTARTS:
             try:
                 lost = lost._replace(back=await self._start(self._devices[DeviceName(name)]))
-            except (CarpoolError, OSError) as error:  # the disk is full, say
+            except (CarpoolError, OSError) as error:  # for example, the disk is full
                 lost = Lost(str(error))
         self._processes[name].is_working = False
         del self._reloads[name]
@@ -268,7 +268,7 @@ class EmbeddedDevices:
     def run(self, order: StartWork, weights: Sequence[bytes]) -> None:
         process = self._processes[order.device]
         if order.device in self._reloads:
-            return  # it gets the order again when it is back
+            return  # it gets the order again once it is back
         process.is_working = True
         send(process.channel, RunTasks(order.cycle, order.work, order.deadline_s), weights)
 

@@ -78,7 +78,7 @@ class _Report:
 @asynccontextmanager
 async def fork_server() -> AsyncIterator[ForkServer]:
     """A fork server for one or more federations."""
-    forks = ForkServer(lambda exited: None)  # the end of its channel tells that a process has exited
+    forks = ForkServer(lambda exited: None)  # a process's exit is noticed by the end of its channel
     await forks.start()
     try:
         yield forks
@@ -89,7 +89,7 @@ async def fork_server() -> AsyncIterator[ForkServer]:
 class FederationRun:
     """Carries out the coordinator's orders and reports facts.
 
-    Where devices are emulated, time is theirs: a device's report counts at the time it would have come.
+    With emulated devices, time is emulated, too: a report counts at the time at which it would have arrived.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class FederationRun:
         model, key, is_open = self._models.get(result.task), (cycle, device, result.task), self._is_open(cycle)
         if model is None or result.round != model.rounds or result.outcome != Outcome.ACCEPTED or not result.steps:
             return result
-        if not is_open:  # the coordinator refuses it; stored, it would count in a later cycle of this number
+        if not is_open:  # the coordinator refuses it; if it were stored, a later cycle with this number would count it
             return result
         if fd is None:
             return result._replace(outcome=Outcome.UNREADABLE, detail="no weights came with the result")

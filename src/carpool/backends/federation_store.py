@@ -55,7 +55,7 @@ class FederationStore:
             yield JournalWriter(stream, federation if is_new else None)
 
     def read(self) -> tuple[Federation, list[Record]]:
-        """The federation and its records; InputError if there is none."""
+        """The federation and its records; InputError if the folder holds none."""
         if not self.exists:
             raise InputError(f"{self.folder} holds no federation", way_out="Run it without --resume first.")
         with self._journal.open(encoding="utf-8") as stream:

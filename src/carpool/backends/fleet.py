@@ -1,4 +1,4 @@
-"""Fleet: members that form one cluster, and the pure decision which member gets an order."""
+"""Fleet: members that form one cluster, and the decision which member gets an order; pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Banks = tuple[tuple[str, int, int], ...]  # (device type, number of devices, mem
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One machine of a fleet; its devices are numbered from 0. One that is away has none yet."""
+    """One machine of a fleet; its devices are numbered from 0. A member that has not been reached has none yet."""
 
     name: str
     devices: tuple[LocalDevice, ...]
@@ -73,7 +73,7 @@ def member_node(cluster: Cluster, member: Member, free: Collection[str] = ()) ->
     """A member in a cluster; with devices that it never had before it is a new node.
 
     Nodes are recognized by name first: two machines of one shape stay two. A new node takes the place of a free one
-    with equal devices: one that is lost, and whose machine is no member any more.
+    with equal devices: one that is lost, and whose machine is no longer a member.
     """
     banks = as_cluster(member.devices).nodes[0].bank_sizes
     for node in reversed(cluster.nodes):
@@ -108,7 +108,7 @@ def _numbered(devices: Sequence[LocalDevice], first: int) -> tuple[LocalDevice, 
 
 
 class Routed(NamedTuple):
-    """What follows from an order at once."""
+    """The immediate effects of an order."""
 
     orders: Mapping[str, Order]  # by executor
     hand_over: tuple[str, ...] = ()  # executors that first write the job's state to disk and drop it
@@ -128,19 +128,19 @@ class OrderRouter:
         self._names = tuple(names)
         self._owner = owner
         self._holders: dict[JobId, frozenset[str]] = {}  # executors that have the job's newest state
-        self._leaving: dict[JobId, frozenset[str]] = {}  # of these, those that are handing it over
-        self._waiting: dict[JobId, Assign] = {}  # for the handover
+        self._leaving: dict[JobId, frozenset[str]] = {}  # those of them that are handing it over
+        self._waiting: dict[JobId, Assign] = {}  # orders that wait for a handover
 
     def add(self, name: str) -> None:
         self._names = (*self._names, *({name} - set(self._names)))
 
     def remove(self, name: str) -> list[Assign]:
-        """Forget an executor that does not return, with all it held; the orders that waited for it."""
+        """Forget an executor for good, with all it held. Returns the orders that waited for it."""
         self._names = tuple(each for each in self._names if each != name)
         return self.on_lost(name)
 
     def adopt(self, job: JobId, holders: Iterable[str]) -> None:
-        """Take note of executors that hold a job already."""
+        """Record executors that hold a job already."""
         self._holders[job] = frozenset(holders)
 
     def route(self, order: Order) -> Routed:
@@ -160,7 +160,7 @@ class OrderRouter:
         return Routed(released | dict.fromkeys(sorted(now), order))
 
     def on_handed_over(self, name: str, job: JobId) -> Assign | None:
-        """Forget a holder; the order that may be sent now, if one waited for it."""
+        """Forget a holder. Returns the order that waited for it, if any, and can be sent now."""
         for table in (self._holders, self._leaving):
             if job in table and not (rest := table[job] - {name}):
                 del table[job]
@@ -169,7 +169,7 @@ class OrderRouter:
         return None if job in self._leaving else self._waiting.pop(job, None)
 
     def on_lost(self, name: str) -> list[Assign]:
-        """Forget an executor with all it held; the orders that waited for it."""
+        """Forget an executor with all it held. Returns the orders that waited for it."""
         held = [job for job, holders in self._holders.items() if name in holders]
         return [order for job in held if (order := self.on_handed_over(name, job)) is not None]
 
@@ -184,7 +184,7 @@ class OrderRouter:
         return any(name in holders for holders in self._holders.values())
 
     def is_stale(self, name: str, fact: Fact) -> bool:
-        """Whether a fact is about a job that another executor runs by now."""
+        """Whether another executor runs the job of a fact by now."""
         holders = self._holders.get(getattr(fact, "job", JobId("")))
         return holders is not None and name not in holders
 

@@ -1,4 +1,4 @@
-"""Group retention: what jobs keep of their rate alone on shared devices, measured where possible, else predicted."""
+"""Group retention: the part of its rate alone that a job keeps on a shared device, measured or else predicted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RateAlone(NamedTuple):
 
 
 class MeasuredRates(Protocol):
-    """Where measured rates and traits of jobs come from."""
+    """Source of measured rates and traits of jobs."""
 
     def measured(self, spec: JobSpec, placement: Placement) -> Estimate | None: ...
 
@@ -62,7 +62,7 @@ class GroupRetention:
         return self._model(kind).predict([[own, *others]])[0][0]
 
     def learn(self, spec: JobSpec, placement: Placement) -> None:
-        """Teach the speeds of a group on one device, as far as they are measured."""
+        """Learn the measured speeds of a group on one device."""
         if placement.num_devices != 1:
             return
         kind = placement.groups[0][0]

@@ -89,7 +89,7 @@ class JobAccount:
 
     @property
     def steps(self) -> int:
-        """Steps done, as far as its progress or its last metrics tell."""
+        """Steps done, from its progress or its last metrics."""
         return max(int(self.done), self.metrics.last_step)
 
     @property
@@ -217,7 +217,7 @@ class JobAccounting:
                 account.done, account.as_of = done, at
             case ProgressReported(job=job, done=done, rate=rate, loss=loss):
                 account = self.accounts[job]
-                rate = rate if account.held is not None else 0.0  # a report that was on its way when it was released
+                rate = rate if account.held is not None else 0.0  # the report was sent before it was released
                 account.done, account.rate, account.as_of = done, rate, at
                 account.loss = account.loss if loss is None else loss
                 account.metrics.add_loss(done, loss)

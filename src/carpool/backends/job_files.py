@@ -16,8 +16,8 @@ from carpool.runtime.executor.reports import Evaluation, Outcome, Report, Told
 class JobFileWriter:
     """Follows records and reports, and writes them to files in the jobs' folders.
 
-    `cut` returns the writing of what came so far, to be run after the commit: these files are never ahead of the
-    journal. What cannot be written is skipped.
+    `cut` returns a function that writes everything received so far; it is called after the commit, so these files are
+    never ahead of the journal. Failed writes are skipped.
     """
 
     def __init__(self, folder: RunFolder) -> None:

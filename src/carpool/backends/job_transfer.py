@@ -17,10 +17,10 @@ from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.remote.remote_link import FileChanged, RemoteFiles, Status
 
 _LOG = "log"
-_LOG_END = ".log.fetched"  # how much of the member's log is here, for the next daemon
+_LOG_END = ".log.fetched"  # bytes of the member's log that were fetched, for the next daemon
 _CHECKPOINTS = "checkpoints"
 _STATE = re.compile(rf"{_CHECKPOINTS}/(step|mirror)-(\d+)\.ckpt")
-_REST_SHARE = 9.0  # of the time that a mirror took, before the next one is fetched: the links are for gradients, too
+_REST_SHARE = 9.0  # pause before the next mirror, in multiples of the time that one took: gradients need the links, too
 
 
 class CodeArchives:
@@ -52,7 +52,7 @@ class JobTransfer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
-        self._continues = continues  # what an earlier daemon began to fetch
+        self._continues = continues  # continue fetches that an earlier daemon began
         self._files = files
         self._codes = codes
         self._clock = clock
@@ -62,7 +62,7 @@ class JobTransfer:
         self._fetching: dict[JobId, asyncio.Lock] = {}
 
     async def bring(self, job: JobId, program: Program, *, resume: bool) -> Program:
-        """Send code, and checkpoints to resume from; the program as it runs there.
+        """Send code, and checkpoints to resume from. Returns the program as it runs there.
 
         InputError if it cannot run there.
         """
@@ -87,7 +87,7 @@ class JobTransfer:
             )
 
     async def _send_checkpoints(self, job: JobId, *, resume: bool) -> None:
-        """Replace what the member has of a job by what this machine has; checkpoints of an earlier stay are stale."""
+        """Replace the member's files of a job with those of this machine: checkpoints of an earlier stay are stale."""
         await self._files.renew(job)
         folder = JobFolder(self._state, job).path
         self._forget_log(job)
@@ -95,9 +95,9 @@ class JobTransfer:
             await self._files.write(job, path.relative_to(folder).as_posix(), path)
 
     async def fetch(self, job: JobId) -> None:
-        """Fetch what is new of a job: the end of its log, and complete files.
+        """Fetch the new files of a job: the end of its log, and complete files.
 
-        One call per job at a time; what the job replaces meanwhile is left to the next call.
+        One call per job at a time; files that the job replaces meanwhile are left to the next call.
         """
         async with self._fetching.setdefault(job, asyncio.Lock()):
             folder = JobFolder(self._state, job).path
@@ -113,7 +113,7 @@ class JobTransfer:
             _drop_older(folder, there)
 
     async def _fetch_log(self, job: JobId, path: Path, size: int) -> None:
-        """Append what the log has grown by since, also while this reads it; each byte once."""
+        """Append the bytes that the log has gained, also during this call; each byte once."""
         end_file = path.with_name(_LOG_END)
         if job not in self._log_ends:
             self._log_ends[job] = _read_number(end_file) if self._continues else 0
@@ -129,7 +129,7 @@ class JobTransfer:
         end_file.write_text(str(start), encoding="ascii")
 
     def _unwanted_mirrors(self, job: JobId, there: Iterable[str]) -> set[str]:
-        """Copies of mirrors that are older than a checkpoint, or all while the last one has just been fetched."""
+        """Copies of mirrors that need not be fetched: those older than a checkpoint, or all soon after the last one."""
         saved, is_early = _newest(there, "step"), self._clock() < self._mirrors_from.get(job, 0.0)
         return {name for name, (kind, step) in _states(there) if kind == "mirror" and (is_early or step <= saved)}
 

@@ -87,7 +87,7 @@ class MetricReport(NamedTuple):
 
 
 def read_metric_reports(path: Path) -> Iterator[MetricReport]:
-    """The lines of a ``metrics.jsonl``, which its job can replace by anything; what is none is skipped."""
+    """The lines of a ``metrics.jsonl``; invalid lines are skipped, since the job can write anything into it."""
     try:
         with os.fdopen(open_untrusted(path), "rb") as file:
             file.seek(max(0, file.seek(0, 2) - _MAX_BYTES))

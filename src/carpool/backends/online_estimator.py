@@ -32,7 +32,8 @@ _UNSURE = 0.5  # relative spread of a guess
 _LEAST = 0.1  # least relative spread of a rate that was not measured
 _FIXED = 0.5  # part of a step's time that is independent of its batch, until measured
 
-_MOST_STEPS, _MOST_BATCH, _MOST_WINDOW, _MOST_LOSS = 1e12, 1 << 30, 10_000, 1e30  # a job may report anything
+# limits on reports: a job may report anything
+_MOST_STEPS, _MOST_BATCH, _MOST_WINDOW, _MOST_LOSS = 1e12, 1 << 30, 10_000, 1e30
 _MOST_BYTES = 1 << 50  # likewise
 _REMEMBERED = 200  # ended jobs whose measurements still show how placements compare
 _COMPUTES = 0.1  # least part of a step that is not synchronisation
@@ -161,7 +162,7 @@ class OnlineEstimator(Estimator):
             return self.first_belief(spec, placement).rate
         first = self.first_belief(spec, placement)
         there = self.first_belief(spec, self._placements[near])
-        if first.basis == _SEEN != there.basis:  # by an earlier run, which tells more than scaling from here
+        if first.basis == _SEEN != there.basis:  # measured by an earlier run, which is better than scaling from here
             return first.rate
         step = self._step_time(key)
         if step is not None:
@@ -180,7 +181,7 @@ class OnlineEstimator(Estimator):
         return self._spans.sync_s(spec, placement)
 
     def _without_sync(self, spec: JobSpec, key: _Key) -> float:
-        """A measured rate without the synchronisation across nodes, as far as that is known."""
+        """A measured rate without the synchronisation across nodes, if that is known."""
         rate = self._rates[key].mean
         sync = None if key[5] is None else self._spans.sync_s(spec, self._placements[key])
         return rate if sync is None else 1.0 / max(1.0 / rate - sync.mean, _COMPUTES / rate)
@@ -224,7 +225,7 @@ class OnlineEstimator(Estimator):
         return None if known is None else Estimate(known.mean, known.spread)
 
     def traits(self, spec: JobSpec, kind: Kind, batch_size: int) -> Traits:
-        """What is known of a job alone on one device of a type."""
+        """What is known about a job alone on one device of a type."""
         alone = self.rate_alone(spec, Placement(((kind, 1),), 1.0, batch_size))
         memory = self.memory(spec, batch_size or self.own_batch(spec)) or spec.memory_bytes
         return Traits(None if alone is None else 1.0 / alone.rate, memory)
@@ -370,7 +371,7 @@ class OnlineEstimator(Estimator):
             self._groups.learn(job.spec, placement)
 
     def _learn_idle(self, job: Job, placement: Placement, report: ProgressReported) -> None:
-        """Take in how long each device of a job waits for the others."""
+        """Learn how long each device of a job waits for the others."""
         devices = sorted(job.observed.devices()) if job.observed is not None else []
         if len(report.busy) != len(devices) or len(devices) < 2:
             return

@@ -86,7 +86,7 @@ class _Gap(NamedTuple):
 class _Ordered(NamedTuple):
     """An order without steps yet."""
 
-    since: float  # when it was given; of a running job, its last report
+    since: float  # time of the order; for a running job, of its last report
     before: tuple[float, StepSetting] | None  # steps done then, and their setting; None: it held nothing
 
 
@@ -277,7 +277,7 @@ def updated_profile(
 def _measurement(program: Program, sized: Sized, where: StepSetting, times: StepTimes) -> Measurement | None:
     placement = where.placement
     if len(placement.groups) > 1 or len(where.beside) > 1:
-        return None  # a profile cannot express it
+        return None  # a profile cannot represent it
     return Measurement(
         placement.groups[0][0],
         placement.num_devices,
@@ -331,7 +331,7 @@ class ProfileLearner:
         return self._sized.get(job)
 
     def profile(self, job: JobId, program: Program, before: Profile | None) -> Profile | None:
-        """The profile before with the new measurements; None without any."""
+        """The previous profile with the new measurements; None without any."""
         timed, sized = self._step_times.timed(job), self._sized.get(job)
         if not timed or sized is None or not sized.batch_size or not program.entry:
             return None

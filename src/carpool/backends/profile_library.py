@@ -101,7 +101,7 @@ def entry_profile_path(entry: str, args: Mapping[str, Any], folder: Path = PROFI
 
 
 def save_profile(profile: Profile, path: Path | None = None) -> Path:
-    """Write a profile to its default path or another one; the path."""
+    """Write a profile to its default path or another one. Returns the path."""
     path = path or profile_path(profile)
     write_profile(profile, path)
     return path

@@ -1,8 +1,8 @@
 """Remote member: the executor of another machine behind the scheduler's port.
 
 The port survives a broken link for as long as the executor's lease: it connects again and repeats what was lost. Code
-and checkpoints go ahead of a job's introduction. Its files come back before the report that it ended or was handed
-over is delivered; so a report that was not stored is repeated together with them.
+and checkpoints go ahead of a job's introduction. A job's files are fetched before the report of its end or handover is
+delivered, so if that report is repeated, so is the fetch.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _SYNC_S = 1.0  # between fetches of logs, checkpoints and mirrors of running job
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Reclaim = Callable[
-    [ExecutorClient, int], Awaitable[ExecutorClient | None]
-]  # of the broken one and its last stored report
+# Claims the executor again, given the broken client and the number of its last stored report.
+Reclaim = Callable[[ExecutorClient, int], Awaitable[ExecutorClient | None]]
 
 
 class _Numbered(NamedTuple):
@@ -62,9 +61,9 @@ class RemoteMember:
         self._transfer = transfer
         self._clock = clock
         self._grace_s = grace_s  # from the last answered heartbeat until the member counts as lost
-        self._peers = {} if peers is None else peers  # all members by name, as they come and go
+        self._peers = {} if peers is None else peers  # all members by name, kept up to date
         self._stored = client.heard  # number of the last report that is durable
-        self._held = set(client.inventory.jobs)  # jobs that it has, or was sent; an earlier daemon may have sent them
+        self._held = set(client.inventory.jobs)  # jobs that it has or was sent, perhaps by an earlier daemon
         self._programs: dict[JobId, Program] = {}  # as they run there
         self._orders: dict[JobId, Order] = {}  # the newest
         self._leaving: set[JobId] = set()
@@ -210,7 +209,7 @@ class RemoteMember:
         return True
 
     async def _while_reachable(self, request: Callable[[], Awaitable[T]]) -> T | None:
-        """The result of a request, repeated over a broken link until the member is lost; None then."""
+        """The result of a request, which is repeated while the link is broken; None once the member is lost."""
         while True:
             try:
                 return await request()
@@ -250,7 +249,7 @@ class RemoteMember:
         return False
 
     def _repeat(self, client: ExecutorClient) -> None:
-        """Send again what the executor has not received."""
+        """Repeat what the executor has not received."""
         held = client.inventory.jobs
         for job in held:
             if job not in self._held:

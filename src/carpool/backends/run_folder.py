@@ -67,7 +67,7 @@ class RunFolder:
         return JobFolder(self.path, name).path
 
     def hold(self, *, by: str = "run") -> None:
-        """Create the folder and lock it until this process ends or lets go."""
+        """Create the folder and lock it until this process ends or unlocks it."""
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

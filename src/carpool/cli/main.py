@@ -28,7 +28,7 @@ _SECTIONS = {  # heading of `carpool --help` -> verb -> summary
         "why": "Show why a job waits, or why it has its current devices.",
         "slurm": "Run jobs on a Slurm cluster, in as many allocations as it takes.",
         "doctor": "Check what this machine supports.",
-        "demo": "Run four trainings one after another and shared, and compare.",
+        "demo": "Run four trainings one after another and side by side, and compare.",
     },
     "Daemon": {
         "serve": "Run the daemon: accept jobs, resume them after a crash.",

@@ -73,7 +73,7 @@ class Draft:
         kinds = [kind for kind in kinds if kind in allowed] if kinds else allowed
         count = count or job.spec.devices
         runs = self._find_within_resources(job, kinds, count, rule) if job.spec.needs_host_resources else None
-        # Without enough host resources the devices are returned all the same: assigning them says what is short.
+        # If host resources are short, return devices anyway: assigning them raises the error that names the shortage.
         runs = runs or place(self.occupancy, kinds, count, rule, self.view.cluster.nodes_for(job.spec))
         return None if runs is None else Allocation.exclusive(runs, batch_size)
 

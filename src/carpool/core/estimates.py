@@ -100,7 +100,7 @@ class Estimator(ABC):
         return None
 
     def move_s(self, spec: JobSpec) -> float | None:
-        """Seconds of standstill for every change of devices; None: unknown."""
+        """Seconds for which the job stands still at each change of devices; None: unknown."""
         return None
 
     def learning(self, job: JobId, steps: float) -> tuple[float, float] | None:
@@ -148,7 +148,7 @@ class Estimator(ABC):
         return found
 
     def predicted_retention(self, spec: JobSpec, placement: Placement) -> Estimate | None:
-        """As `retention` would be without measurements of this very group; None: unknown."""
+        """What `retention` would answer without measurements of this group; None: unknown."""
         return None
 
     def idle(self, spec: JobSpec, groups: tuple[tuple[Kind, int], ...]) -> Mapping[Kind, float]:
@@ -165,7 +165,7 @@ class Estimator(ABC):
 class DeclaredEstimator(Estimator):
     """Believes what the spec declares: rate 1.0 on the devices asked for, linear below and above.
 
-    Where the shares of a device sum past the whole of it, each counts proportionally less.
+    If the shares of a device sum to more than 1, each counts proportionally less.
     """
 
     version: int = 0

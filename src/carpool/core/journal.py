@@ -121,7 +121,7 @@ def record_from_json(line: dict[str, Any]) -> Record:
 class SkippedItem(NamedTuple):
     """A part of a record that cannot be used, and the job it is about."""
 
-    job: JobId  # empty: none that is known
+    job: JobId  # empty: unknown
     reason: str
 
 
@@ -187,7 +187,7 @@ def fact_from_json(value: dict[str, Any]) -> Fact:
 
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
-    """A spec without the fields that stand at their defaults."""
+    """A spec without the fields that have their default values."""
     value: dict[str, Any] = {}
     for spot in fields(spec):
         item = getattr(spec, spot.name)
@@ -202,7 +202,7 @@ def spec_from_json(value: dict[str, Any]) -> JobSpec:
 
 
 def allocation_to_json(allocation: Allocation) -> dict[str, Any]:
-    """An allocation as runs of [first, stop, fraction, turn]; what stands at its default is left out."""
+    """An allocation as runs of [first, stop, fraction, turn]; fields with default values are left out."""
     value: dict[str, Any] = {
         "shares": [[s.devices.start, s.devices.stop, s.fraction, s.turn] for s in allocation.shares]
     }
@@ -224,7 +224,7 @@ def allocation_from_json(value: dict[str, Any]) -> Allocation:
 
 
 def changes_to_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    """Changes of a plan; what stands at its default is left out."""
+    """Changes of a plan; fields with default values are left out."""
     found = []
     for change in changes:
         item: dict[str, Any] = {"job": change.job}

@@ -35,7 +35,7 @@ TRANSITIONS: dict[tuple[Phase, Transition], Phase] = {
     (Phase.RUNNING, Transition.PAUSE): Phase.PAUSED,
     (Phase.PAUSED, Transition.RESUME): Phase.WAITING,
     (Phase.PAUSED, Transition.BLOCK): Phase.BLOCKED,  # resumed while its array is full
-    # A terminal fact of the applied generation wins over later decisions, hence also while it holds nothing.
+    # A terminal fact of the applied generation wins over later decisions, so a job can also end while it holds nothing.
     (Phase.RUNNING, Transition.FINISH): Phase.FINISHED,
     (Phase.WAITING, Transition.FINISH): Phase.FINISHED,
     (Phase.PAUSED, Transition.FINISH): Phase.FINISHED,

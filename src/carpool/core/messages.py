@@ -41,7 +41,7 @@ class JobCancelled(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobPaused(Fact):
-    """A job was paused; it releases its devices. Paused by the rule of its sweep, it also leaves its place in it."""
+    """A job was paused and releases its devices. If its sweep's rule paused it, it leaves its place in the sweep."""
 
     job: JobId
     reason: str = ""  # of the sweep's rule; empty: the user's
@@ -123,7 +123,7 @@ class ProgressReported(Fact):
     loss: Measured | None = None
     noise: Measured | None = None  # gradient noise scale, in samples
     step_s: float | None = None  # seconds of one step, synchronisation included
-    sync_s: float | None = None  # of these, seconds of synchronisation that nothing hid
+    sync_s: float | None = None  # of these, seconds of synchronisation that computation did not hide
     alone: bool = False  # measured by a probe, while the other jobs on its devices were stopped
     memory_bytes: int = 0  # peak device memory of a worker so far; 0: unknown
     busy: tuple[Amount, ...] = ()  # portion of a step that each device computes, by ascending device; empty: unknown
@@ -331,4 +331,4 @@ class Observer(Protocol):
     """Follows the scheduler record by record: a journal, metrics, a recording."""
 
     def record(self, record: Record) -> None:
-        """Take in one call of `Scheduler.handle`."""
+        """Record one call of `Scheduler.handle`."""

@@ -77,7 +77,7 @@ class JobTimeline:
         self.submitted_at = submitted_at
         self.spec_weight = weight
         self.held: Allocation | None = None
-        self.since = 0.0  # of the present holding
+        self.since = 0.0  # start of the current allocation
         self.held_s = 0.0  # time holding any device, up to `since`
 
     def hold(self, at: float, allocation: Allocation | None) -> float:
@@ -143,9 +143,8 @@ class Metrics:
         span = self.last_end_s - self.first_submit_s
         weight = sum(self.weights)
         available = self._cluster.num_devices * span
-        excess_s = (
-            self._oversubscription.excess_s if self._oversubscription is not None else 0.0
-        )  # assigned beyond the devices
+        # Assigned beyond the capacity of the devices.
+        excess_s = self._oversubscription.excess_s if self._oversubscription is not None else 0.0
         return Summary(
             jobs=self.num_submitted,
             finished=finished,

@@ -24,12 +24,12 @@ _LANE_TYPE = re.compile(r"(.+)@(\d{1,3})")
 
 
 def lane_type(model: str, percent: int) -> Kind:
-    """The device type of a lane of so many percent of a GPU: ``H200@50``."""
+    """The device type of a lane with this percentage of a GPU: ``H200@50``."""
     return Kind(f"{model}@{percent}")
 
 
 def lane_of(kind: Kind) -> tuple[Kind, float]:
-    """The GPU's device type and the portion of it that a lane is; a whole device: its own type, and 1."""
+    """The device type of a lane's GPU, and its portion of the GPU; for a whole device its own type, and 1."""
     match = _LANE_TYPE.fullmatch(kind)
     if match is None or not 1 <= int(match[2]) <= WHOLE:
         return kind, 1.0
@@ -83,8 +83,8 @@ class JobSpec:
     batch_size: int = 0  # 0: the training's own
     weight: float = 1.0  # importance in weighted completion time
     user: str = ""
-    min_devices: int = 0  # 0: as asked (not elastic downwards)
-    max_devices: int = 0  # 0: as asked (not elastic upwards)
+    min_devices: int = 0  # 0: as `devices` (not elastic downwards)
+    max_devices: int = 0  # 0: as `devices` (not elastic upwards)
     batch_range: tuple[int, int] | None = None  # batch sizes that tuning may use
     memory_bytes: int = 0  # resident memory on each device; 0: unknown
     kinds: tuple[Kind, ...] = ()  # device types it may run on; empty: any
@@ -94,12 +94,12 @@ class JobSpec:
     cpus: int = 0  # cores per device; 0: no request
     ram_bytes: int = 0  # per device
     disk_bytes: int = 0  # per node
-    max_nodes: int = 0  # that it may run on at once where the cluster limits that; 0: the cluster's limit
+    max_nodes: int = 0  # most that it may run on at once, if the cluster limits that; 0: the cluster's limit
     priority: Signed = 0  # higher starts first; already included in the weight
     array: str = ""  # name shared by all jobs of one sweep
     at_most: int = 0  # jobs of its array that may wait or run at once; 0: all
     deadline_s: float = 0.0  # seconds after submission by which it should finish; 0: none
-    resumable: bool = True  # False: it loses its work with its devices, so no plan preempts it
+    resumable: bool = True  # False: losing its devices loses its work, so no plan preempts it
     params: tuple[tuple[str, Param], ...] = ()  # hyper-parameters that its sweep varies, for display
     halving: HalvingRule | None = None  # of its array
 
@@ -169,7 +169,7 @@ class Allocation(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds its devices wholly."""
+        """Whether it holds the whole of each of its devices."""
         shares = self.shares
         return shares[0].fraction == 1.0 and (len(shares) == 1 or self.fractions == (1.0,))
 

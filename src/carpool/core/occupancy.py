@@ -122,9 +122,8 @@ class Occupancy:
         self.free_devices: dict[Kind, int] = dict.fromkeys(cluster.capacity, 0)
         self.lost: frozenset[NodeId] = frozenset()
         self.host_usage = NO_USAGE
-        self.foreign_devices: frozenset[int] = (
-            frozenset()
-        )  # devices used by foreign processes: not free while no job holds them
+        # Devices used by foreign processes: not free unless a job of ours holds them.
+        self.foreign_devices: frozenset[int] = frozenset()
         self.pinned_devices: frozenset[int] = frozenset()  # held by jobs that the plan in progress must not touch
         self._num_shared = 0  # devices with more than one resident
         # A fork reads what it has not changed from its base; the root is its own base.
@@ -208,7 +207,7 @@ class Occupancy:
         return device in self.foreign_devices and not is_free and not self.residents(device)
 
     def fork(self) -> Occupancy:
-        """A private copy; cost follows what is changed in it, not the cluster."""
+        """A private copy; its cost grows with the changes made in it, not with the cluster."""
         assert self._base_free is self._free, "a fork is not forked again"
         copy = self._overlaid()
         copy._free = {}
@@ -395,7 +394,7 @@ class Occupancy:
             self.host_usage = self.host_usage.taking(number, spec.id, spec.resources_for(count))
 
     def _limit_free(self, node: Node, most: int) -> None:
-        """Keep at most so many free devices of each type on a node, the lowest ones."""
+        """Leave only the `most` lowest free devices of each type on a node free."""
         for bank in {bank.kind: bank for bank in node.banks}.values():
             mask = self.free_mask(node.id)
             excess = mask & sum(_bits(node, other.devices) for other in node.banks if other.kind == bank.kind)

@@ -53,9 +53,9 @@ def emptiest(free: Occupancy, kind: Kind, count: int) -> Runs | None:
 
 
 def linked(free: Occupancy, kind: Kind, count: int, max_nodes: int = 0) -> list[Runs]:
-    """Ways to take devices of nodes that are joined by fast links, each begun at another node.
+    """Ways to take devices on nodes that are joined by fast links, each starting from another node.
 
-    From every first node on, the one with the fastest link to all nodes so far follows, of equal ones the emptiest.
+    The next node is always the one with the fastest links to all nodes chosen so far; among equals, the emptiest.
     """
     there = {node.id: available for node, available in _emptiest_first(free, kind)}
     found: dict[Runs, None] = {}
@@ -93,7 +93,7 @@ def placement_rule(name: str) -> PlacementRule:
 def place(
     free: Occupancy, kinds: Sequence[Kind], count: int, rule: PlacementRule = consolidated, max_nodes: int | None = None
 ) -> Runs | None:
-    """`count` devices of the first of `kinds` that has them, on at most so many nodes.
+    """`count` devices of the first of `kinds` that has them, on at most `max_nodes` nodes.
 
     0 is any number of nodes, None the limit of the cluster.
     """

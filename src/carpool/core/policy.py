@@ -59,9 +59,8 @@ class Plan:
     reason: str = ""
     wake_at: float | None = None  # plan again then, even if nothing happens
     note: object = None  # JSON-able; handed back in the next snapshot
-    drafted: Occupancy | None = field(
-        default=None, compare=False, repr=False
-    )  # the occupancy of its draft, if it has one
+    # The occupancy of its draft, if it was drafted.
+    drafted: Occupancy | None = field(default=None, compare=False, repr=False)
 
     NOTHING: ClassVar[Plan]
 

@@ -296,7 +296,7 @@ class Admission:
         self._outside: dict[_Array, deque[JobId]] = {}
 
     def enter(self, spec: JobSpec) -> bool:
-        """Register a submitted job; whether it is admitted at once. Otherwise `next_after` returns it later."""
+        """Register a submitted job. Returns whether it is admitted at once; if not, `next_after` returns it later."""
         for name in spec.after:
             if self._ended.get(name) is not Phase.FINISHED:
                 self._by_needed.setdefault(name, []).append(spec.id)
@@ -323,7 +323,7 @@ class Admission:
         return True
 
     def leave(self, spec: JobSpec) -> Iterator[JobId]:
-        """Give up a job's place in its array while it is paused; jobs to reconsider."""
+        """Give up a paused job's place in its array. Returns the jobs to reconsider."""
         yield from self._next_of_array(spec)
 
     def reenter(self, spec: JobSpec) -> bool:

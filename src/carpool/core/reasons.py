@@ -99,7 +99,7 @@ class Explainer:
         return Start(last.free_in_s, tuple(sorted([slot.device for slot in chosen])), last.holder)
 
     def _on_few_nodes(self, slots: Sequence[Slot], count: int, max_nodes: int) -> Sequence[Slot]:
-        """The first so many slots that are on at most `max_nodes` nodes (0: any number); fewer if there are none."""
+        """The first `count` slots on at most `max_nodes` nodes (0: any number); fewer if there are not enough."""
         if not max_nodes:
             return slots[:count]
         found: dict[NodeId, list[Slot]] = {}
@@ -171,7 +171,7 @@ class Explainer:
         return "a higher priority or weight would let it start earlier" if equals else ""
 
     def _too_few(self, job: Job) -> str:
-        """Why the devices there are cannot run a job: too few of its types, too little memory, or nodes out of use."""
+        """Why the existing devices cannot run a job: too few of its types, too little memory, or nodes out of use."""
         view, spec = self._view, job.spec
         kinds = view.kinds_for(job)
         usable = sum(view.cluster.kind_of(device) in kinds for device in self._slots())
@@ -260,7 +260,7 @@ class Explainer:
         return f"{verb} {names}{part}" + (f" beside {self._listed(beside)}" if beside else "")
 
     def _width(self, job: Job) -> str:
-        """How many devices of those it accepts it has, since when, and when it gets more."""
+        """How many devices it has of the number it accepts, since when, and when it gets more."""
         held, spec = job.desired, job.spec
         if held is None or spec.narrowest == spec.widest:
             return ""

@@ -122,7 +122,7 @@ class Scheduler:
 
     @property
     def unsettled(self) -> Collection[JobId]:
-        """Jobs that hold other devices than they should, as far as reports tell."""
+        """Jobs that, according to the reports, do not hold the devices they should."""
         return self._state.unsettled
 
     @property
@@ -135,7 +135,7 @@ class Scheduler:
 
     @property
     def drained(self) -> Collection[NodeId]:
-        """Nodes that an operator took out."""
+        """Nodes that an operator took out of service."""
         return self._state.drained
 
     @property

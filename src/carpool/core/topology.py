@@ -90,7 +90,8 @@ class Placement:
     batch_size: int = 0
     neighbours: tuple[Neighbour, ...] = ()
     turn: int = 0
-    beside: float = 0.0  # most that neighbours hold of one device, where they are on different devices; else 0
+    # largest sum of neighbours' fractions on one device, if not every neighbour is on every device; else 0
+    beside: float = 0.0
     path: Path | None = None  # between its nodes; None: on one node, or unknown
 
     @property
@@ -202,7 +203,7 @@ class Cluster:
         return self.max_nodes and (spec.max_nodes or self.max_nodes)
 
     def link_between(self, one: int, other: int) -> Path | None:
-        """The way between two nodes: measured, else as fast as both are with others; None: unknown."""
+        """The way between two nodes: measured, else assumed from the fastest known links of both; None: unknown."""
         found = self._paths.get((one, other) if one < other else (other, one))
         if found is not None:
             return found
@@ -212,7 +213,7 @@ class Cluster:
         return Path(min(ends[0].bytes_per_s, ends[1].bytes_per_s), max(ends[0].latency_s, ends[1].latency_s))
 
     def path(self, nodes: Collection[int]) -> Path | None:
-        """The slowest of the ways between these nodes, as far as they are known; None: none is."""
+        """The lowest speed and highest latency known between any two of these nodes; None if none is known."""
         if len(nodes) < 2 or not self._paths:
             return None
         known = [path for pair in combinations(sorted(nodes), 2) if (path := self.link_between(*pair)) is not None]
@@ -221,7 +222,7 @@ class Cluster:
         return Path(min([path.bytes_per_s for path in known]), max([path.latency_s for path in known])).rounded()
 
     def fastest_path(self) -> Path | None:
-        """The fastest of the known ways between two nodes; None: none is."""
+        """The fastest of the known ways between two nodes; None if none is known."""
         if not self._paths:
             return None
         return max(self._paths.values(), key=lambda path: (path.bytes_per_s, -path.latency_s)).rounded()
@@ -277,7 +278,7 @@ class Cluster:
         return {node for first, last in spans for node in range(first, last + 1)}
 
     def _on_one_node(self, kind: Kind, count: int, share: Share, batch_size: int) -> Placement:
-        """Nearly every allocation is whole devices of one node: those placements are cached."""
+        """Nearly every allocation is of whole devices on one node: those placements are cached."""
         if share.fraction != 1.0 or batch_size or share.turn:
             return Placement(((kind, count),), share.fraction, batch_size, turn=share.turn)
         placement = self._whole.get((kind, count))

@@ -56,7 +56,7 @@ class _Refused(Exception):
 
 
 def shortened(text: str, limit: int = MAX_TEXT) -> str:
-    """A text of at most so many characters, with a note of what was cut."""
+    """A text cut to at most `limit` characters, with a note of its full length."""
     if len(text) <= limit:
         return text
     note = f" … (cut: {len(text)} characters)"
@@ -128,7 +128,7 @@ def _checks_of(kind: type) -> dict[str, _Check]:
 
 
 def _check_of(hint: Any) -> _Check:
-    """The check of a type; a type that JSON cannot hold is taken as it is."""
+    """The check of a type; values of a type that JSON cannot hold are not checked."""
     if isinstance(hint, NewType):
         return _name if hint.__supertype__ is str else _check_of(hint.__supertype__)
     origin, arguments = get_origin(hint), get_args(hint)

@@ -68,7 +68,7 @@ class Action:
 
 
 def job_actions(job: JobView, principal: Principal) -> tuple[Action, ...]:
-    """Actions a principal may take on a job in its present phase."""
+    """Actions a principal may take on a job in its current phase."""
     if job.phase.is_over or not principal.may_change(job.user):
         return ()
     question = "Policies count a job of weight 2 twice as much as a job of weight 1."

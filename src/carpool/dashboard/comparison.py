@@ -75,7 +75,7 @@ def _compare(document: Mapping[str, Any]) -> Comparison:
     results = document["results"] if "results" in document else [_page_result(run) for run in document["runs"]]
     runs = [RunRecord(str(result["policy"]), result, Recording(1)) for result in results[:MAX_POLICIES]]
     if not runs:
-        raise ValueError("no policy in it")
+        raise ValueError("it has no policies")
     return Comparison(
         str(document.get("trace", "")),
         str(document.get("cluster", "")),

@@ -14,7 +14,7 @@ from carpool.dashboard.chart import Chart, Point, chart
 from carpool.service.queries.present import TimeBase, read_curve
 from carpool.service.queries.views import MeasurementView, ResultRow, ResultsView
 
-MAX_CURVES = 8  # more cannot be told apart
+MAX_CURVES = 8  # more cannot be distinguished
 MAX_CURVE_POINTS = 300
 STYLE_LINK = '<link rel="stylesheet" href="dashboard.css">'
 

@@ -97,7 +97,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A device, or a node with all its devices: present state and blocks over time."""
+    """A device, or a node with all its devices: current state and blocks over time."""
 
     name: str
     node: str
@@ -140,14 +140,14 @@ class Timeline:
 
     @property
     def mean_utilisation(self) -> float:
-        """Over the part of the window in which there was a daemon and that has passed."""
+        """Mean over the part of the window that has passed and in which the daemon existed."""
         window = self.window
         part = self.observed_s / (window.until - window.since)
         return min(1.0, sum(self.utilisation) / len(self.utilisation) / part) if self.utilisation and part else 0.0
 
     @property
     def observed_s(self) -> float:
-        """Seconds of the window in which there was a daemon."""
+        """Seconds of the window in which the daemon existed."""
         return max(0.0, min(self.window.until, self.now) - max(self.window.since, self.begins_at))
 
     @property

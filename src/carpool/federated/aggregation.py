@@ -1,4 +1,4 @@
-"""Server side of a round: what each update counts, and the next weights (FedAvg, FedProx, FedAdam)."""
+"""Server side of a round: how much each update counts, and the next weights (FedAvg, FedProx, FedAdam)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServerModel:
 
 
 class Contribution(NamedTuple):
-    """What is known of an accepted update when it is weighted."""
+    """The figures of an accepted update that decide its weight."""
 
     volume: int  # samples its device holds of the task
     samples: int  # processed
@@ -32,7 +32,7 @@ class Contribution(NamedTuple):
 
 
 def contribution_weights(task: Task, updates: Sequence[Contribution]) -> tuple[float, ...]:
-    """What each update counts in the sum of differences to the round's weights.
+    """How much each update counts in the sum of differences to the round's weights.
 
     By ``samples``: its part of all samples. By ``data``: p_k, its part of the data. ``normalized``: p_k · τ/τ_k with
     τ_k its steps in a row and τ = Σ p_k τ_k, which is p_k if all make equally many steps.
@@ -52,7 +52,7 @@ def next_model(task: Task, model: ServerModel, updates: Sequence[Weights], weigh
     """The model after a round of these updates with these weights.
 
     Sums are made in float64 in the given order, so that the result does not depend on the order of arrival. A single
-    update of weight 1 is taken over bit by bit.
+    update of weight 1 becomes the next weights bit by bit.
     """
     mean = {name: _mean(value, [update[name] for update in updates], weights) for name, value in model.weights.items()}
     if task.algorithm != "fedadam":
@@ -71,7 +71,7 @@ def next_model(task: Task, model: ServerModel, updates: Sequence[Weights], weigh
 
 
 def _mean(old: Array, new: Sequence[Array], weights: Sequence[float]) -> Array:
-    """Weighted sum of arrays, plus what is missing to a weight of 1 of the old one."""
+    """Weighted sum of arrays, plus the old array, weighted so that all weights sum to 1."""
     if len(new) == 1 and weights[0] == 1.0:
         return new[0]
     wide = np.complex128 if old.dtype.kind == "c" else np.float64

@@ -38,7 +38,7 @@ _EPSILON_S = 1e-9
 
 @dataclass(slots=True)
 class TaskState:
-    """How far a task is."""
+    """Progress of a task."""
 
     task: Task
     rounds: int = 0  # done
@@ -46,7 +46,7 @@ class TaskState:
     last_refusal: Refusal | None = None
     end_reason: str = ""
     failed: bool = False
-    is_evaluation_due: bool = False  # the next cycle waits for it
+    is_evaluation_due: bool = False  # its weights must be evaluated before the next cycle
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -66,7 +66,7 @@ class Coordinator:
     """Facts in, orders out. It has no clock: time is the `at` of each call; `wake_at` is when it must be called.
 
     Updates stay at the edge: the coordinator sees what was measured and checked, and orders which updates are
-    aggregated. Recovery folds records and plans nothing again.
+    aggregated. Recovery folds records and does not plan again.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class Coordinator:
         return [present[place] for place in sorted(random.choice(len(present), count, replace=False))]
 
     def _repeat(self) -> list[Order]:
-        """Order the work of a device again that was lost and came back while the cycle is open."""
+        """Repeat the orders of devices that were lost and came back while the cycle is open."""
         cycle = self.cycle
         if cycle is None or len(cycle.pending) + len(cycle.reported) == len(cycle.orders):
             return []

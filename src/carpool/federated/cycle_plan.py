@@ -24,12 +24,12 @@ ActiveTasks = Mapping[TaskName, tuple[Task, int]]  # tasks that are not over, wi
 
 @dataclass(slots=True)
 class DeviceState:
-    """What the coordinator knows of a device."""
+    """What the coordinator knows about a device."""
 
     name: DeviceName
     kind: Kind
     volumes: dict[TaskName, int]  # samples it holds of each task
-    cores: int = 1  # so many of its tasks work at once
+    cores: int = 1  # how many of its tasks run side by side
     is_present: bool = True
     done: dict[TaskName, int] = field(default_factory=dict)  # samples of accepted updates
     sample_s: dict[TaskName, float] = field(default_factory=dict)  # measured seconds per sample alone
@@ -37,16 +37,15 @@ class DeviceState:
     num_paced: int = 0
 
     def learn(self, results: Sequence[TaskResult], seconds: float, planned_s: float) -> None:
-        """Take in the measured times of a cycle; `planned_s` is 0 if they do not compare with the plan."""
+        """Learn from the measured times of a cycle; `planned_s` is 0 if they cannot be compared with the plan."""
         is_first = not self.sample_s
         for result in results:
             if result.samples and result.busy_s > 0.0:
-                value = (
-                    min(result.busy_s, seconds) / result.samples
-                )  # a device cannot be busy for longer than the cycle
+                # A device cannot be busy for longer than the cycle.
+                value = min(result.busy_s, seconds) / result.samples
                 old = self.sample_s.get(result.task, value)
                 self.sample_s[result.task] = old + _NEW_PART * (value - old)
-        if planned_s > 0.0 and seconds > 0.0 and not is_first:  # the first plan knew no rates
+        if planned_s > 0.0 and seconds > 0.0 and not is_first:  # the first plan was made without measured rates
             part = _NEW_PART if self.num_paced else 1.0
             self.pace += part * (seconds / planned_s - self.pace)
             self.num_paced += 1
@@ -132,7 +131,7 @@ class CyclePlanner:
 
 
 def dealt(seconds: Mapping[_Key, float], cores: int) -> list[list[_Key]]:
-    """Work dealt to cores: what takes longest first, each to the core that would have it done first."""
+    """Work dealt to cores: the longest first, each to the core that would finish it first."""
     found: list[list[_Key]] = [[] for _ in range(min(cores, len(seconds)))]
     ends = [0.0] * len(found)
     for name in sorted(seconds, key=lambda name: -seconds[name]):
@@ -186,7 +185,7 @@ def epochs_to_meet(
     while free:
         left = wanted - sum([volumes[name] * epochs for name, epochs in found.items()])
         cycle_s = left / sum([volumes[name] / each for name, each in free.items()])
-        # One end at a time: devices that must do less leave more to the others, and the other way round.
+        # One bound at a time: devices limited to fewer epochs leave more to the others, and vice versa.
         outside = {name: high for name, each in free.items() if cycle_s / each > high}
         outside = outside or {name: low for name, each in free.items() if cycle_s / each < low}
         if not outside:
@@ -270,6 +269,6 @@ def _equal(
 
 
 def mismatch(volumes: Sequence[float], samples: Sequence[float]) -> float:
-    """Residual of equation 1: Σ_ij |log(D_i/D_j) − log(o_i/o_j)| over the tasks of a device."""
+    """How far a device is from processing its tasks in proportion to its data: Σ_ij |log(D_i/D_j) − log(o_i/o_j)|."""
     skews = [log(data) - log(max(done, 0.5)) for data, done in zip(volumes, samples, strict=True)]
     return sum([abs(a - b) for a in skews for b in skews])

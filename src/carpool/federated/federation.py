@@ -35,7 +35,7 @@ class Target:
             assert found is not None
             return cls(found[1], float(found[3]), found[2] == ">=")
         except (AssertionError, ValueError):
-            raise InputError(f"{text!r} is no target", where=where, way_out="Write 'accuracy >= 0.9'.") from None
+            raise InputError(f"{text!r} is not a target", where=where, way_out="Write 'accuracy >= 0.9'.") from None
 
     def is_reached(self, value: float) -> bool:
         return value >= self.value if self.above else value <= self.value
@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an update may be at most; 0: no limit."""
+    """Upper limits on an update; 0: no limit."""
 
     num_bytes: int = 0
     norm: Amount = 0.0  # of the difference to the weights that the device was given
@@ -54,11 +54,11 @@ class Task:
     """One model that the devices train together.
 
     ``algorithm``: ``fedavg``; ``fedprox`` adds ``proximal``/2 · ‖w − w_round‖² to the loss on devices (Li et al. 2020);
-    ``fedadam`` applies Adam to the mean difference on the server (Reddi et al. 2021). ``weighting`` says what a
+    ``fedadam`` applies Adam to the mean difference on the server (Reddi et al. 2021). ``weighting`` says how much a
     device's update counts: ``data`` its data volume; ``samples`` the samples it processed; ``normalized`` its data
     volume, its difference first divided by its number of steps (FedNova, Wang et al. 2020), so that devices that make
-    fewer steps do not count less. The last suits plain SGD; local optimizers such as Adam, whose steps do not shrink
-    with the gradient, end far below with it.
+    fewer steps do not count less. ``normalized`` suits plain SGD; with local optimizers such as Adam, whose steps do
+    not shrink with the gradient, it reaches much lower accuracy.
     """
 
     name: TaskName
@@ -73,8 +73,9 @@ class Task:
     betas: tuple[Amount, Amount] = (0.9, 0.99)
     epsilon: Amount = 1e-3
     weighting: str = "data"
-    local_epochs: Amount = 0.0  # in a row before a device starts again from the round's weights; 0: `epochs` of a round
-    min_updates: Count = 1  # without so many the round is repeated
+    # epochs of a run, before a device starts another from the round's weights; 0: all of a round in one run
+    local_epochs: Amount = 0.0
+    min_updates: Count = 1  # with fewer updates the round is repeated
     max_failed_rounds: Count = 3  # in a row, before the task fails
     whole_epochs: bool = False  # its devices cannot process a part of their data (a Flower ClientApp)
     limits: Limits = Limits()
@@ -97,10 +98,11 @@ class Federation:
 
     In a cycle every task makes one round on the devices that take part. ``plan``:
 
-    - ``balanced``: each device works on each task in proportion to its data there (equation 1 of the text), with shares
-      that let all its tasks end together. Every device makes at least ``epochs`` epochs; those that would wait for the
-      slowest make more, so that all devices end together and no round learns from less than with ``equal-epochs``. The
-      additional epochs are independent runs from the round's weights (``local_epochs``), whose weights are averaged.
+    - ``balanced``: each device works on each task in proportion to its data there (o_i/o_j = D_i/D_j, with D_i its data
+      of task i and o_i the samples it processes), with shares that let all its tasks end together. Every device makes
+      at least ``epochs`` epochs; those that would wait for the slowest make more, so that all devices end together and
+      no round learns from less than with ``equal-epochs``. The additional epochs are independent runs from the round's
+      weights (``local_epochs``), whose weights are averaged.
     - ``shortest``: the same, but all devices together process ``epochs`` times their data: slow ones make fewer epochs.
       Cycles are shorter, and learn less.
     - ``equal-epochs``: equal shares, every device processes all its data ``epochs`` times.
@@ -114,7 +116,7 @@ class Federation:
     epochs: Annotated[float, Range(1e-6, 1e6)] = 1.0  # per cycle: the least of a device if balanced, else the mean
     epochs_range: tuple[Amount, Amount] = (0.1, 32.0)  # of one device, relative to `epochs`
     participation: Annotated[float, Range(1e-9, 1)] = 1.0  # fraction of the devices that take part in a cycle
-    min_devices: Count = 1  # a cycle waits for so many
+    min_devices: Count = 1  # a cycle starts once this many are present
     deadline_s: Amount = 0.0  # devices stop and return partial work; 0: none
     grace_s: Amount = 5.0  # from the deadline to the end of the cycle
     load_s: Amount = 600.0  # a device that takes longer to load its tasks counts as lost; 0: no limit

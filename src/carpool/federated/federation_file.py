@@ -35,22 +35,22 @@ _MAX_TASKS = 64  # the weights of all travel in one message
 
 @dataclass(frozen=True, slots=True)
 class FederatedProgram:
-    """What devices run for a task, and how its data are spread over them."""
+    """What devices run for a task, and how its data is spread over them."""
 
     program: Program
     partition: Partition
-    client_app: str = ""  # a Flower ClientApp that trains instead of the program, which makes the model
+    client_app: str = ""  # a Flower ClientApp that trains; the program then only makes the model
     client_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class FederatedDevice:
-    """A device of an embedded federation: cores of this machine, or a GPU, perhaps emulated slower than it is."""
+    """A device of an embedded federation: cores of this machine, or a GPU, optionally slowed down."""
 
     name: DeviceName
     device: str = "cpu"
-    slowdown: float = 0.0  # 0: as fast as it is
-    cores: int = 1  # so many of its tasks work side by side
+    slowdown: float = 0.0  # factor; 0: not slowed down
+    cores: int = 1  # how many of its tasks run side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class FederationFile:
         return any(device.slowdown for device in self.devices)
 
     def hosted_tasks(self) -> dict[str, Any]:
-        """What each device needs to know of the tasks, as plain JSON values."""
+        """What each device needs to know about the tasks, as plain JSON values."""
         return {
             task.name: {
                 "program": self.programs[task.name].program.as_json(),
@@ -81,7 +81,7 @@ class FederationFile:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for files that let devices do the same work, wherever they lie."""
+        """Equal for files that let devices do the same work, in whatever folder they are."""
         tasks = self.hosted_tasks()
         for task in tasks.values():
             task["program"] = {key: value for key, value in task["program"].items() if key != "folder"}
@@ -145,7 +145,7 @@ def _task(table: Table) -> Task:
         raise InputError(f"name is {name!r}", where=table.where, way_out="Give it a name without '/'.")
     values = {key: table.values[key] for key in _TASK_KEYS if key in table.values}
     if isinstance(sizes := values.get("batch_range"), list) and sizes:
-        values = {"batch_size": sizes[0], **values}  # until the training says its own
+        values = {"batch_size": sizes[0], **values}  # until the training reports its own
     target = table.text("target")
     limits = Limits(
         parse_bytes(table.values.get("max_update", 0), f"{table.where}: max_update"),
@@ -206,7 +206,7 @@ def _devices(data: Mapping[str, Any], where: str) -> tuple[FederatedDevice, ...]
         raise InputError(f"device names are {names}", where=where, way_out="Give each device a name of its own.")
     if any(device.slowdown for device in found) and not all(device.slowdown for device in found):
         raise InputError(
-            "some devices have a slowdown", where=where, way_out="Give all or none of them one; 1 is real."
+            "some devices have a slowdown", where=where, way_out="Set it on every device or on none; 1: real speed."
         )
     return tuple(found)
 

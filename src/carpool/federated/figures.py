@@ -1,4 +1,4 @@
-"""Figures of a federation, folded from its records: idle time at the barrier, mismatch of equation 1, bytes moved."""
+"""Figures of a federation from its records: idle time at the barrier, mismatch of work and data, bytes moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CycleFigures(NamedTuple):
     cycle: int
     seconds: float
     idle: Mapping[DeviceName, float]  # seconds each device waited for the last one
-    mismatch: float  # residual of equation 1, the mean over devices
+    mismatch: float  # of work and data (`mismatch`), the mean over devices
     samples: int
     num_bytes: int  # of updates and of the weights sent for them
     started_at: float = 0.0
@@ -83,7 +83,7 @@ class FederationFigures:
 
     @property
     def idle_part(self) -> float:
-        """Part of all devices' time in cycles in which they waited for others."""
+        """The part of all devices' time in cycles that they spent waiting for others."""
         waited = sum([sum(each.idle.values()) for each in self.cycles])
         return waited / max(sum([each.seconds * len(each.idle) for each in self.cycles]), 1e-12)
 

@@ -15,7 +15,7 @@ Count = Annotated[int, Range(0, 1 << 40)]
 
 
 class Outcome(StrEnum):
-    """What became of a device's update."""
+    """Outcome of a device's update."""
 
     ACCEPTED = "accepted"
     NOT_FINITE = "not finite"
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     WRONG_DTYPE = "wrong dtype"
     NORM_EXCEEDED = "norm exceeded"
     UNREADABLE = "unreadable"
-    NO_WORK = "no work"  # not one step before the deadline
+    NO_WORK = "no work"  # no complete step before the deadline
     FAILED = "failed"  # the device could not train
     STALE = "stale"  # of an earlier cycle
     DUPLICATE = "duplicate"
@@ -44,13 +44,13 @@ class Work(NamedTuple):
     runs: int = 1  # independent runs from the round's weights, whose weights are averaged
 
     def runs_begun(self, samples: int) -> int:
-        """How many runs so many samples are."""
+        """The number of runs begun after `samples` samples."""
         return max(1, -(-samples * self.runs // self.samples))
 
     def can_take(self, steps: int, samples: int, volume: int) -> bool:
-        """Whether so many samples of a device that holds `volume` can take so many steps.
+        """Whether a device that holds `volume` samples can process this number of samples in this number of steps.
 
-        Steps are full but for the last of an epoch and of a run: at least every second one.
+        All steps are full except the last of an epoch and of a run, so at least every second one is.
         """
         full = min(self.batch_size, volume) or 1
         return -(-samples // self.batch_size) <= steps <= 2 * (-(-samples // full) + self.runs)
@@ -78,18 +78,18 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class DeviceJoined(Fact):
-    """A device is there, or back; `volumes` are its samples of each task."""
+    """A device has joined or is back; `volumes` are its samples of each task."""
 
     device: DeviceName
     kind: Kind
     volumes: Mapping[str, int]
     sample_s: Mapping[str, Amount] = field(default_factory=dict)  # measured seconds per sample alone; missing: unknown
-    cores: Annotated[int, Range(1, 1 << 20)] = 1  # so many of its tasks work at once
+    cores: Annotated[int, Range(1, 1 << 20)] = 1  # how many of its tasks run side by side
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost(Fact):
-    """A device does not answer any more."""
+    """A device no longer answers."""
 
     device: DeviceName
     reason: str = ""
@@ -106,7 +106,7 @@ class WorkReported(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Fact):
-    """Metrics of a task's weights after so many rounds."""
+    """Metrics of a task's weights after `rounds` rounds."""
 
     task: TaskName
     rounds: Count

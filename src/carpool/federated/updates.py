@@ -37,14 +37,14 @@ def encode_weights(weights: Weights) -> bytes:
     with zipfile.ZipFile(stream, "w") as archive:
         for name in sorted(weights):
             held = io.BytesIO()
-            # Not ascontiguousarray, which makes a vector of a number.
+            # Not ascontiguousarray, which turns a scalar into a vector.
             np.lib.format.write_array(held, np.asarray(weights[name], order="C"), allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), held.getvalue())
     return stream.getvalue()
 
 
 def decode_weights(data: bytes) -> dict[str, Array]:
-    """The inverse of `encode_weights`; ValueError for anything else. Memory is at most that of the data."""
+    """The inverse of `encode_weights`; ValueError for anything else. Needs no more memory than the data."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             items = archive.infolist()

@@ -186,7 +186,7 @@ def foreign_process_note(gpus: Sequence[Gpu]) -> str:
     busy = [f"cuda:{gpu.index} (pid {', '.join(map(str, gpu.foreign_pids))})" for gpu in gpus if gpu.foreign_pids]
     if not busy:
         return ""
-    use = "used anyway, less the memory they hold" if len(busy) == len(gpus) else "not used unless named in --devices"
+    use = "used anyway, minus the memory they hold" if len(busy) == len(gpus) else "not used unless named in --devices"
     return f"other processes compute on {'; '.join(busy)}: {use}"
 
 

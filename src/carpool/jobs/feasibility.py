@@ -15,7 +15,7 @@ from carpool.jobs.job_file import ListedJob
 
 
 def check_fit(jobs: Sequence[ListedJob], cluster: Cluster) -> list[str]:
-    """InputError if a job can never run on these devices; notes about jobs that cannot use all they ask for."""
+    """InputError if a job can never run on these devices. Returns notes about jobs that cannot use all they ask for."""
     notes = []
     for spec, _ in jobs:
         unknown = next((kind for kind in spec.kinds if kind not in cluster.capacity), None)

@@ -54,7 +54,7 @@ class CoreAllocator:
         self._claimed: dict[Hashable, tuple[int, ...]] = {}
 
     def claim(self, process: Hashable, count: int) -> tuple[int, ...]:
-        """So many cores, those with the fewest claims first; none for a count of 0, which means any core."""
+        """`count` cores, those with the fewest claims first; none for a count of 0, which means any core."""
         self.release(process)
         if not count:
             return ()

@@ -38,7 +38,7 @@ class HostsFile:
     """The machines of a fleet."""
 
     hosts: tuple[Host, ...]
-    lease_s: float = 30.0  # a machine that has not heard its scheduler for so long stands still
+    lease_s: float = 30.0  # a machine that has not heard from its scheduler for this long suspends its jobs
     max_code_bytes: int = MAX_BYTES
 
 

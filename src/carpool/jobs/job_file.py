@@ -125,7 +125,7 @@ def _expanded(given: object, defaults: Mapping[str, Any], place: int, folder: Pa
 
 
 def _trial(name: str, table: Table, values: Mapping[str, Any]) -> Table:
-    """The table of one trial: its values are arguments of the entry, or stand in the command."""
+    """The table of one trial: its values are arguments of the entry, or are filled into the command."""
     if table.values.get("command"):
         return filled_command(table, values, name)
     return Table({**table.values, "args": {**table.mapping("args"), **values}}, table.where)

@@ -30,7 +30,7 @@ KEYS = {
     "progress": JobKey(
         "text", "", "Regular expression that finds the command's step in its output, such as (\\d+)/(\\d+); or tqdm."
     ),
-    "fork_start": JobKey("switch", True, "Start a Python command in a process that has torch imported, where equal."),
+    "fork_start": JobKey("switch", True, "Start a Python command with torch imported already, if it runs the same."),
     "python": JobKey("text", "", "Interpreter of a command that begins with python."),
     "folder": JobKey("text", "", "Working folder, relative to the submission's."),
     "environment": JobKey("variables", {}, "Environment variables; stored by the daemon, never returned."),
@@ -43,7 +43,7 @@ KEYS = {
     "ram": JobKey("bytes", 0, "RAM per device: bytes, or 16GiB."),
     "disk": JobKey("bytes", 0, "Disk space per node: bytes, or 90GiB."),
     "max_nodes": JobKey("integer", 0, "Maximum number of machines; 0: one (in a simulation: no limit)."),
-    "weight": JobKey("number", 1.0, "Importance against other jobs.", 1e-6, 1e6),
+    "weight": JobKey("number", 1.0, "Importance relative to other jobs.", 1e-6, 1e6),
     "priority": JobKey("priority", "normal"),
     "deadline": JobKey("seconds or none", None, "When it should finish: a duration such as 8h, or a time."),
     "user": JobKey("text", "", "Ignored: the owner is the caller."),

@@ -1,4 +1,4 @@
-"""NVML: what the NVIDIA driver tells about GPUs and their processes, through nvidia-ml-py.
+"""NVML: what the NVIDIA driver reports about GPUs and their processes, through nvidia-ml-py.
 
 CUDA is not initialized. nvidia-ml-py comes with the extra ``torch``; it is imported on first use.
 """

@@ -10,14 +10,14 @@ from carpool.core.errors import InputError
 
 GROUPS = ("step", "total", "loss", "epoch")  # also the meaning of groups without names, in this order
 MAX_PATTERN = 1000  # characters
-MAX_LINE = 1000  # bytes of a line that are looked at
-PRESETS = {"tqdm": r"(\d+)/(\d+) \["}  # the bar of tqdm, as that of the Hugging Face trainer
+MAX_LINE = 1000  # bytes of a line that are searched
+PRESETS = {"tqdm": r"(\d+)/(\d+) \["}  # tqdm's progress bar, which the Hugging Face trainer prints, too
 _MAX_STEPS = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one line says; the work done is counted in steps, or in epochs where the pattern has no step."""
+    """What one line reports; the work done is counted in steps, or in epochs where the pattern has no step."""
 
     done: float
     total: float | None = None

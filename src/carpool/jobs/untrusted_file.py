@@ -26,7 +26,7 @@ def first_kept_byte(handle: int) -> int:
 
 
 def next_data(handle: int, start: int) -> tuple[int, int]:
-    """The next part of a file, from a byte on, that is no hole: its first byte and the byte after its last.
+    """The next part of a file, from a byte on, that is not a hole: its first byte and the byte after its last.
 
     A job can make its files as long as it likes without writing to them; reading such holes would take minutes. Both
     are the size of the file if only a hole is left.

@@ -54,7 +54,7 @@ def kind_held(view: Snapshot, job: Job) -> Kind | None:
 
 
 def devices_in_use_or_free(view: Snapshot) -> dict[Kind, int]:
-    """Free and held devices of each type: what a policy that reassigns everything can use."""
+    """Free and held devices of each type: those that a policy which reassigns everything can use."""
     there = dict(view.occupancy.free_devices)
     for job in view.running():
         assert job.desired is not None

@@ -21,7 +21,7 @@ from carpool.core.model import HalvingRule, JobId
 
 
 class TrialState(StrEnum):
-    """Where a trial stands."""
+    """Whether a trial may go on, is held, or is over."""
 
     ACTIVE = "active"  # waits for devices or runs; it may reach further rungs
     HELD = "held"  # paused at its highest rung
@@ -30,7 +30,7 @@ class TrialState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is known of one trial."""
+    """What is known about one trial."""
 
     job: JobId
     state: TrialState = TrialState.ACTIVE
@@ -47,7 +47,7 @@ class Trial:
 class Action(StrEnum):
     """What happens to a trial at a rung."""
 
-    CONTINUE = "continue"  # a held one is resumed
+    CONTINUE = "continue"  # a held trial is resumed
     HOLD = "hold"
     STOP = "stop"
 
@@ -78,7 +78,7 @@ def rung_at(rule: HalvingRule, step: float, total: float | None = None) -> int:
 
 
 def decide(rule: HalvingRule, trials: Sequence[Trial]) -> list[Verdict]:
-    """Verdicts on trials at rungs that they have not passed; none for those that go on waiting."""
+    """Verdicts on trials at rungs that they have not passed; none for trials that keep waiting."""
     over = {trial.job for trial in trials if trial.state is TrialState.OVER}
     verdicts: list[Verdict] = []
     for rung in range(max((trial.rung for trial in trials), default=-1) + 1):
@@ -119,7 +119,7 @@ def _rank(rule: HalvingRule, trial: Trial, rung: int) -> float:
 
 
 def _action(trial: Trial, reached: int, rule: HalvingRule, *, is_among_best: bool, is_open: bool) -> Action | None:
-    """What happens to a trial; None: it goes on waiting."""
+    """What happens to a trial; None: it keeps waiting."""
     if is_among_best:
         return Action.CONTINUE
     if not is_open:

@@ -45,7 +45,7 @@ class GaussianRegressor:
                 best, self.process_, self.variance_ = likelihood, process, variance
 
     def predict(self, features: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of what a measurement would show."""
+        """Mean and standard deviation of the value that a measurement would give."""
         with one_thread():
             mean, explained = self.process_.predict((features - self.center_) / self.scale_)
         left = np.maximum(1.0 + self.process_.noise - explained, 1e-9)

@@ -39,9 +39,9 @@ from carpool.core.model import Allocation, JobId, JobSpec
 Floats = NDArray[np.float64]
 
 _SCHEMA = 1
-_KEPT = 500  # moves remembered: machines and software change
+_KEPT = 500  # newest moves kept: machines and software change
 _LEAST_S = 1e-4  # least duration of a move
-_STATE = 1e8  # bytes of state from which it matters
+_STATE = 1e8  # bytes of state from which its size matters
 _LEVEL, _BY_START, _BY_KIND, _BY_TRAIT, _BY_MODEL = 4.0, 2.0, 0.5, 0.5, 0.5  # prior standard deviations, in logarithms
 _NOISE = 0.5  # expected spread of the logarithm of one move, worth this many moves:
 _NOISE_COUNT = 2.0
@@ -117,7 +117,7 @@ class MoveCost:
             model = cls(document["prior_s"])
             return model.fit(moves, document["seconds"]) if moves else model
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"is no saved model of moves: {error}", where=str(path)) from None
+            raise InputError(f"is not a saved model of move costs: {error}", where=str(path)) from None
 
 
 class _Learned:
@@ -160,7 +160,7 @@ _STOPPED = (ReleaseApplied, JobCrashed, JobPaused)
 
 @dataclass(slots=True)
 class _Course:
-    """A job's state, as far as records tell."""
+    """A job's state as known from records."""
 
     spec: JobSpec
     held: Allocation | None = None
@@ -169,15 +169,15 @@ class _Course:
     done: float = 0.0
     rate: float = 0.0  # 0: stopped
     move: Move | None = None  # ordered and not yet applied
-    is_clear: bool = True  # whether only one order is pending
+    is_clear: bool = True  # no second order followed the pending one
 
 
 class MoveCostObserver:
     """Observer that learns the cost of moves; estimators own one and answer `move_s` from it.
 
-    Standstill = seconds since the last known progress - work done since then / rate, so a job that continues while
-    its new devices are prepared is charged only what it lost. Where a second order followed before the first was
-    applied, nothing is learned.
+    Standstill = seconds since the last known progress - work done since then / rate, so a job that continues while its
+    new devices are prepared is charged only what it lost. If a second order followed before the first was applied,
+    nothing is learned.
     """
 
     def __init__(self, cost: MoveCost | None = None) -> None:

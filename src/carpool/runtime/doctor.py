@@ -31,7 +31,7 @@ class Finding:
 
     name: str
     is_there: bool
-    found: str  # a version or device where it is there, else the problem
+    found: str  # a version or device if it is available, else the problem
     way_out: str = ""  # the fix, or what carpool does without it
 
 

@@ -25,7 +25,7 @@ class QuotaExceeded(CarpoolError):
 class Quota:
     """Limits of one user; 0 means unlimited."""
 
-    jobs: int = 0  # active ones
+    jobs: int = 0  # active jobs
     devices: int = 0  # sum of min_devices over the active jobs
     weight: float = 1.0  # a factor on the weights of the user's jobs
     priority: str = "urgent"  # the highest allowed
@@ -153,8 +153,8 @@ class IdempotencyKeys:
     async def submit(self, user: str, key: str, body: str, names: Sequence[JobId], work: Awaitable[None]) -> None:
         """Await the submission `work` under a key; a rejected submission frees its key.
 
-        The key is registered before `work` starts, so that two concurrent requests submit once. It stays registered
-        when the client disconnects meanwhile, because the submission goes on.
+        The key is registered before `work` starts, so that two concurrent requests submit once. It stays registered if
+        the client disconnects meanwhile, because the submission continues.
         """
         self._submitted[user, key] = body, list(names)
         try:

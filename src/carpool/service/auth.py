@@ -69,7 +69,7 @@ class Caller:
 
     principal: Principal
     method: AuthMethod
-    is_valid: Callable[[], bool] = lambda: True  # whether the token has not been removed since
+    is_valid: Callable[[], bool] = lambda: True  # False once the token has been removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class AccessTokens:
     def authenticate(self, text: str) -> Principal | None:
         """Return the principal of a token; None when the token is unknown.
 
-        All hashes are compared, each in constant time, so that the time taken tells nothing about a wrong token.
+        All hashes are compared, each in constant time, so that the response time reveals nothing about valid tokens.
         """
         given = _hash(text)
         found = None

@@ -112,7 +112,7 @@ class Client:
             return self._object("POST", "/v1/plan", body=submission_body(jobs, folder))
 
     def cancel(self, job: str) -> Json:
-        """Cancel a job; returns its new state, as do the other commands on one job."""
+        """Cancel a job; returns its new state, as the other commands on one job do."""
         return self._object("POST", f"{_job_path(job)}/cancel")
 
     def pause(self, job: str) -> Json:
@@ -223,7 +223,7 @@ class Client:
         return self._list("GET", "/v1/timeline", since=since, until=until)
 
     def events(self, after: int | None = None) -> Iterator[Json]:
-        """Stream the daemon's events; reconnects and continues where it was if the connection breaks."""
+        """Stream the daemon's events; if the connection breaks, reconnects and continues after the last event."""
         while True:
             query = {} if after is None else {"after": after}
             with _retry_broken_stream(), self._stream("/v1/events", **query) as response:
@@ -328,7 +328,7 @@ class Client:
 
 @contextmanager
 def _retry_broken_stream() -> Iterator[None]:
-    """Swallow the break of an open stream after a delay, so that the caller reconnects."""
+    """Suppress the error of a broken stream and wait, so that the caller reconnects."""
     try:
         yield
     except (OSError, http.client.HTTPException):

@@ -62,9 +62,9 @@ SETTINGS = {
         Setting("lanes", "auto", "how jobs share a GPU: auto or slice, as for carpool run"),
         Setting("warm", 1, "warm worker processes per GPU"),
         Setting("memory_cap", "", "memory that all jobs on a device may use together; empty: all of it"),
-        Setting("checkpoint_days", 90, "days to keep checkpoints after a job has ended; 0: for ever"),
-        Setting("log_bytes", 64 << 20, "bytes of each job's log to keep, cut at twice as many; 0: no limit"),
-        Setting("pass_env", (), "variables of the daemon that its jobs get too, such as HF_* and WANDB_*"),
+        Setting("checkpoint_days", 90, "days to keep checkpoints after a job has ended; 0: forever"),
+        Setting("log_bytes", 64 << 20, "bytes of each job's log to keep, trimmed at twice as many; 0: no limit"),
+        Setting("pass_env", (), "variables of the daemon that its jobs get as well, such as HF_* and WANDB_*"),
         Setting("log_level", "warning", "least severe level to log: debug, info, warning or error"),
         Setting("log_format", "text", "format of the log: text, or json for one object per line"),
         Setting("socket", "", f"Unix socket of the daemon; empty: {SOCKET} in its state folder"),
@@ -141,7 +141,7 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any] | Non
 
 
 def misspelled_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Variables that are no settings, with the variable that is probably meant, such as CARPOOL_SERVER for _URL."""
+    """Variables that name no setting, each with the one probably meant, such as CARPOOL_SERVER for CARPOOL_URL."""
     found = []
     for name in sorted(environment):
         setting = name.removeprefix(variable("")).lower()

@@ -70,7 +70,7 @@ _MAX_POINTS = 2000  # of a curve
 
 
 class NotFound(CarpoolError):
-    """There is no such job, or the caller may not see it; the message does not tell which."""
+    """There is no such job, or the caller may not see it; the message does not reveal which."""
 
 
 class Conflict(CarpoolError):
@@ -303,7 +303,7 @@ class SchedulerService:
         return present.node_views(scheduler.snapshot().occupancy, scheduler.drained, self.devices(principal))
 
     async def drain(self, principal: Principal, node: str) -> None:
-        """Release all jobs of a node and give it no others until it is undrained."""
+        """Release all jobs of a node and assign it no others until it is undrained."""
         principal.check_is_admin()
         await self._model.loop.apply(NodeDrained(self._node(node)))
 
@@ -426,7 +426,7 @@ class SchedulerService:
         return lambda reason: present.redact_reason(reason, self._hidden_jobs(principal))
 
     def _hidden_jobs(self, principal: Principal) -> Callable[[JobId], bool]:
-        """Return whether a word is the name of a job that the caller may not see."""
+        """Return a function that tells whether a word is the name of a job that the caller may not see."""
         has_seen, owner = self._model.scheduler.has_seen, self._model.accounting.owner
         return lambda job: has_seen(job) and not principal.may_see(owner(job))
 

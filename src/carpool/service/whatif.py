@@ -28,8 +28,8 @@ LoadProfiles = Callable[[Sequence[ListedJob]], Mapping[JobId, ProfileRateModel]]
 class WhatIfPlanner:
     """Forecasts new jobs under the active policy, one request at a time, in a thread beside the daemon.
 
-    Running jobs are simulated as if they started again with their remaining steps. That adds a start-up they do not
-    need, so their predicted ends are slightly late. Paused jobs are left out.
+    Running jobs are simulated as if they started again with their remaining steps. That adds a start-up that they do
+    not need, so the forecast of their ends is slightly late. Paused jobs are left out.
     """
 
     def __init__(

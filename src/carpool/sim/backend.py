@@ -51,7 +51,7 @@ class RunningJob:
         self.done = done  # at `since`
         self.since = 0.0
         self.rate = 0.0
-        self.is_paced = False  # whether it has a rate since it got ready
+        self.is_paced = False  # whether it has been given a rate since it became ready
         self.goal: float | None = None  # work done when its next event is due; None: that event is only a report
         self.generation = 0
         self.allocation: Allocation | None = None
@@ -126,7 +126,7 @@ class SimulatedBackend:
         return JobCrashed(job, running.generation, running.done, error)
 
     def roll_back(self, at: float, devices: range) -> None:
-        """Reset jobs on lost devices to their last checkpoint; their release will be ordered."""
+        """Reset jobs on lost devices to their last checkpoint; the scheduler will order their release."""
         for running in list(self._running.values()):
             assert running.allocation is not None
             if any(
@@ -172,10 +172,10 @@ class SimulatedBackend:
         running.placement = self._enter(running, disturbed)
         running.since = at
         if moved and before is not None and before.groups == running.placement.groups:
-            before = running.placement  # other devices of the same shape, whatever else changes
+            before = running.placement  # the job moves to other devices of the same shape, whatever else changes
         ready_at = at + self._world.change_s(spec, before, running.placement)
         if not moved:
-            ready_at = max(ready_at, running.ready_at)  # a smaller change does not end a standstill early
+            ready_at = max(ready_at, running.ready_at)  # a smaller change must not end a standstill early
         if ready_at > at:
             running.rate = 0.0
             running.is_paced = False
@@ -229,7 +229,7 @@ class SimulatedBackend:
             return AssignApplied(running.spec.id, running.generation, running.done)
         running.settle(at)
         if running.goal is not None and running.goal > running.done:
-            running.done = running.goal  # a sum of large times may round below it
+            running.done = running.goal  # a sum of large times may be rounded to less
         if running.done >= running.work:
             return self._finish(at, running)
         return self._repace(at, running) or self._report(running)

@@ -65,7 +65,7 @@ class SimulationResult:
     recording: Recording | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The keys of ``simulate --json``; null where there is no figure."""
+        """The keys of ``simulate --json``; null if there is no value."""
         figures: dict[str, Any] = {"policy": self.policy, **asdict(self.summary)}
         figures |= {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}
         figures["jobs_per_cpu_s"] = round(self.summary.jobs / self.cpu_s, 1) if self.cpu_s else None
@@ -208,7 +208,7 @@ def _receive(pipe: Connection, process: Any, request: SimulationRequest) -> floa
 
 
 def _child(request: SimulationRequest, pipe: Connection) -> None:
-    sys.stdout = sys.stderr  # what a policy file prints must not get between the figures
+    sys.stdout = sys.stderr  # output of a policy file must not mix with the figures
     try:
         pipe.send(run_simulation(request, pipe.send))
     except InputError as error:

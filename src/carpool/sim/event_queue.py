@@ -8,7 +8,7 @@ from itertools import count
 
 from carpool.core.messages import Fact
 
-EventCallback = Callable[[float], Fact | None]  # called when its time has come; None: overtaken by something else
+EventCallback = Callable[[float], Fact | None]  # called at its time; None: the event has become void
 
 MACHINES, FAILURES, ARRIVALS = 0, 1, 2  # priorities of events of one instant
 
@@ -27,7 +27,7 @@ class EventQueue:
 
     @property
     def next_at(self) -> float | None:
-        """When the next event is due; it may turn out to be void."""
+        """When the next event is due; it may be void by then."""
         return self._heap[0][0] if self._heap else None
 
     def add(self, at: float, priority: int, callback: EventCallback) -> None:

@@ -33,14 +33,14 @@ class Bench(Protocol):
     def give(self, *orders: Order) -> None: ...
 
     def run(self, seconds: float) -> list[Fact]:
-        """All facts since the last call, after so much time; a live backend may return once every order is answered."""
+        """Let `seconds` pass; all facts since the last call. A live backend may return once every order is answered."""
 
 
 class BackendContract:
     """Tests that every backend passes; inherit and override `make_bench`, and `spec` where a length is not enough."""
 
     long_s = 1000.0  # a job that does not end during a test
-    short_s = 2.0  # one that does
+    short_s = 2.0  # a job that does
     answer_s = 10.0  # in which orders are answered
 
     def make_bench(self) -> Bench:

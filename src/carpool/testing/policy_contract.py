@@ -70,7 +70,7 @@ def check_plan(view: Snapshot, plan: Plan) -> None:
     for change in plan.changes:
         job = view.jobs.get(change.job)
         assert job is not None, f"{change.job!r} is over, or was never submitted"
-        assert job.phase in (Phase.WAITING, Phase.RUNNING), f"{job.id!r} is {job.phase}: a plan leaves it alone"
+        assert job.phase in (Phase.WAITING, Phase.RUNNING), f"{job.id!r} is {job.phase}: a plan must not change it"
         if change.allocation is None:
             assert job.desired is not None, f"{job.id!r} holds nothing that could be released"
             continue
@@ -91,7 +91,7 @@ def check_reason(reason: str) -> None:
     """Assert that a reason is one line of at least three words."""
     assert reason == reason.strip(), f"a reason neither begins nor ends with space: {reason!r}"
     assert reason.isprintable(), f"a reason is one line of plain text: {reason!r}"
-    assert len(reason.split()) >= 3, f"a reason is a sentence for people, not {reason!r}"
+    assert len(reason.split()) >= 3, f"a reason is a readable sentence, not {reason!r}"
     assert " object at 0x" not in reason, f"a reason names things, not their addresses: {reason!r}"
 
 
@@ -107,14 +107,14 @@ def _state(view: Snapshot) -> tuple[object, ...]:
 class PolicyContract:
     """What every policy promises. Inherit, and set `policy` or override `make_policy`.
 
-    After every decision the books are checked (nothing overbooked, nothing lost), every plan is asked for twice, and
-    its reason, its note and its changes are looked at; at the end every job is over, in time.
+    After every decision the state is checked (nothing overbooked, nothing lost); every plan is requested twice, and its
+    reason, note and changes are checked; at the end every job is over, in time.
     """
 
     policy: ClassVar[Policy | None] = None
     examples: ClassVar[int] = 25  # random runs of each sort
     max_jobs: ClassVar[int] = 8  # in a random run
-    patience: ClassVar[float] = 10.0  # all ends within this many times the time of one job after another
+    patience: ClassVar[float] = 10.0  # a run ends within this many times the time of its jobs one after another
     shrinks: ClassVar[bool] = True  # whether a failing run is made as small as possible, which takes a while
     widest: ClassVar[int] = 0  # devices of the widest job it serves, others are made narrower; 0: any
 
@@ -136,7 +136,7 @@ class PolicyContract:
 
     @pytest.mark.parametrize("name", TROUBLE)
     def test_survives_trouble(self, name: str) -> None:
-        """All jobs end although nodes come and go, jobs crash, and users cancel and pause."""
+        """All jobs end although nodes are lost and come back, jobs crash, and users cancel and pause."""
         self.run(TROUBLE[name])
 
     @pytest.mark.parametrize("name", ["all at once", "elastic jobs", "several device types"])
@@ -239,7 +239,7 @@ class PolicyContract:
         return arrival._replace(spec=replace(spec, devices=self.widest, min_devices=narrowest, max_devices=widest))
 
     def _limit(self, ground: Scenario, policy: Policy) -> float:
-        """When all jobs must be over: a multiple of running them one after another, once nothing new happens."""
+        """When all jobs must be over: a multiple of running them one after another, from the last event on."""
         last = max(
             [arrival.submit_s for arrival in ground.arrivals]
             + [mishap.at_s for mishap in ground.mishaps]

@@ -40,7 +40,7 @@ class PredictorContract:
         raise NotImplementedError(f"{type(self).__name__} overrides samples")
 
     def test_fit_returns_the_predictor(self) -> None:
-        """So that it can be made and fitted in one line."""
+        """`fit` returns the predictor, so that it can be made and fitted in one line."""
         predictor = self.make_predictor()
         assert predictor.fit(*self.samples()) is predictor
 
@@ -48,11 +48,11 @@ class PredictorContract:
         """The constructor stores settings only; attributes added by fitting end in an underscore."""
         predictor = self.make_predictor()
         before = {name for name in vars(predictor) if not name.startswith("_")}
-        assert not [name for name in before if name.endswith("_")], "something is learned before anything was shown"
+        assert not [name for name in before if name.endswith("_")], "learned attributes exist before the first fit"
         predictor.fit(*self.samples())
         self._ask(predictor)
         added = {name for name in vars(predictor) if not name.startswith("_")} - before
-        assert added, "nothing tells that it has been fitted"
+        assert added, "no attribute shows that it has been fitted"
         assert not [name for name in added if not name.endswith("_")], f"learned attributes end in '_': {sorted(added)}"
 
     def test_answers_are_valid(self) -> None:

@@ -1,7 +1,7 @@
 """Reference training loop: ordinary PyTorch with the same seeding and batch split.
 
-It shares with the runtime what both are given (data order, seeds, optimizer form), and nothing of how gradients are
-made, added and applied.
+It shares with the runtime only its inputs (data order, seeds, optimizer form), and no code that computes, adds or
+applies gradients.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def plain_loop(
     device: str | torch.device = "cpu",
     max_steps: int | None = None,
 ) -> PlainRun:
-    """Train to the end (or for ``max_steps``) in one process: what exact mode with so many shards must equal."""
+    """Train to the end (or for ``max_steps``) in one process; exact mode with this many shards must give equal bits."""
     enable_determinism()
     where = torch.device(device)
     place_training(training, where)
@@ -150,7 +150,7 @@ class _Steps:
         return total
 
     def _update(self, step: int) -> bool:
-        """Apply the gradients; whether they were finite."""
+        """Apply the gradients. Returns whether they were finite."""
         training, scaler = self._training, self._scaler
         scale = scaler.get_scale()
         optimizers = optimizers_of(training.optimizer)
@@ -211,7 +211,7 @@ class _Made:
 def _shard(
     training: Training,
     batch: Any,
-    part: tuple[int, int],  # its samples, of so many in the step
+    part: tuple[int, int],  # its samples, and those of the step
     parameters: list[torch.nn.Parameter],
     before: dict[str, Tensor],
     scaler: torch.amp.GradScaler,

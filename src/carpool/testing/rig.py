@@ -43,10 +43,10 @@ class FakeClock:
 
 
 class FakeBackend:
-    """Notes every order, and answers at once or when asked to.
+    """Records every order, and answers at once or when asked to.
 
-    It models what a backend owes the scheduler and nothing of the work: a test says itself how far a job is, and when
-    it finishes or crashes.
+    It models the answers that a backend owes the scheduler, but no work: the test itself reports progress, ends and
+    crashes.
     """
 
     def __init__(self, *, answers_at_once: bool = True) -> None:

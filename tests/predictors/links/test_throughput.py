@@ -129,5 +129,5 @@ def test_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="group of 1"):
         Throughput(FABRIC).fit([[runner("small", (1,), 8.0)]], [[0.0]])
     (tmp_path / "no").write_text("{}")
-    with pytest.raises(InputError, match="no saved model"):
+    with pytest.raises(InputError, match="not a saved"):
         Throughput.load(tmp_path / "no")

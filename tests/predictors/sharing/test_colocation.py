@@ -56,5 +56,5 @@ def test_an_unknown_model_is_named(colocation: ColocationTable) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(InputError, match="no co-location table"):
+    with pytest.raises(InputError, match="not a co-location table"):
         ColocationTable.load(tmp_path / "other.json")

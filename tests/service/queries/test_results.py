@@ -68,11 +68,21 @@ def test_unknown_metrics_and_modes_are_refused() -> None:
             results_view("a", [account("x", [(1, {"acc": 1.0})])], 0.0, **wrong)
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode"), [("val_loss", "min"), ("top1_error", "min"), ("perplexity", "min"), ("accuracy", "max")]
+_LESS_IS_BETTER = (
+    "loss val_loss valLoss L1Loss logloss top1_error error-rate perplexity test/WER eval.cer FID bits_per_char"
+    " edit_distance cost stepTime time_s val_MSE RMSE2"
 )
-def test_the_name_of_a_metric_says_which_is_better(metric: str, mode: str) -> None:
-    assert default_mode(metric) == mode
+_MORE_IS_BETTER = "accuracy answer_f1 power confidence certainty merit sometimes mIoU BLEU rabbits"
+
+
+@pytest.mark.parametrize("metric", _LESS_IS_BETTER.split())
+def test_a_word_in_the_name_of_a_metric_says_that_less_is_better(metric: str) -> None:
+    assert default_mode(metric) == "min"
+
+
+@pytest.mark.parametrize("metric", _MORE_IS_BETTER.split())
+def test_letters_within_a_word_do_not_say_that_less_is_better(metric: str) -> None:
+    assert default_mode(metric) == "max"
 
 
 def test_an_evaluated_loss_replaces_that_of_training() -> None:

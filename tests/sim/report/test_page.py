@@ -138,7 +138,7 @@ def test_no_runs_at_all_still_make_a_page() -> None:
 
 
 def test_the_page_says_what_was_thinned() -> None:
-    assert "Nothing was thinned" in render("t", head(), [run()])
+    assert "every allocation is drawn" in render("t", head(), [run()])
     record = run("fifo", 3_000)
     record.recording.holdings.coarsen(100)
     assert "the 2,900 shortest of 3,000 device holdings" in render("t", head(), [record])

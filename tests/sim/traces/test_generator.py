@@ -187,7 +187,7 @@ def test_philly_like_lengths_have_phillys_quantiles() -> None:
         ({"users": -1}, "users is -1. Give 0 or more."),
         ({"load": 0.0}, "load is 0.0. Give a finite number above 0."),
         ({"rate_per_s": float("nan")}, "rate_per_s is nan. Give a finite number above 0."),
-        ({"load": 0.5, "span_s": 9.0}, "span_s and load both say how fast jobs arrive. Give one of them."),
+        ({"load": 0.5, "span_s": 9.0}, "span_s and load both set the arrival rate. Give one of them."),
         ({"sizes": [(0, 1.0)]}, "a size is 0. Give 1 or more."),
         ({"sizes": []}, "no sizes are given. Give some, for example 1:0.7,2:0.2,4:0.1."),
         ({"sizes": [(1, -0.5)]}, "the share of 1 is -0.5. Give 0 or more."),
@@ -219,7 +219,7 @@ def test_reading_recipes_from_the_command_line() -> None:
     [
         (parse_mix, "a:much", "'much' in 'a:much' is not a share"),
         (parse_sizes, "two:1", "'two:1' has a size that is not a whole number"),
-        (parse_weights, "1-many", "'1-many' is no list of weights"),
+        (parse_weights, "1-many", "'1-many' is not a list of weights"),
         (parse_lengths, "lognormal:sigma=wide", "'sigma=wide' of lognormal is not a number"),
         (parse_lengths, "lognormal:sigma=-1", "sigma of lognormal is -1.0"),
     ],

@@ -114,7 +114,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="this is not a file that can be replaced"):
+    with pytest.raises(InputError, match="not a regular file"):
         write_trace(plain(JobSpec(JobId("a"), 1, 1.0)), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Engine interface: finds machines, starts an agent on each, and ends it so that the machine can go.
+"""Engine interface: finds machines, starts an agent on each, and ends it when the machine is released.
 
 All that follows, from claiming the machine's executor to its jobs' files, goes over TCP between scheduler and agent.
 """
@@ -15,7 +15,7 @@ class Engine(Protocol):
     """Machines that come and go; each has a name of its own."""
 
     async def find(self) -> Sequence[str]:
-        """The names of the machines that are there now."""
+        """The names of the machines that exist now."""
 
     async def start(self, name: str) -> Host:
         """Start the agent of a machine unless it runs, and say how it is reached.
@@ -31,7 +31,7 @@ class Engine(Protocol):
         """Machines whose agents were there at the first `find`: left by an earlier scheduler, or used by another."""
 
     async def request(self, nodes: int) -> None:
-        """Ask for so many machines in all, those that are there included."""
+        """Request this many machines in all, including those that exist."""
 
     def close(self, *, keep: Callable[[str], bool] = lambda name: False) -> None:
         """End the agents of all machines but those to keep."""

@@ -31,7 +31,7 @@ _POLL_S = 0.05
 _PREFIX = "carpool-ray-"
 _MODULE = "carpool.backends.engines.ray_agent"
 _LOG_TAIL = 600  # characters
-_OF_RAY = ("RAY_", "OMP_NUM_THREADS")  # variables that Ray sets for its workers, which are not for jobs
+_OF_RAY = ("RAY_", "OMP_NUM_THREADS")  # variables that Ray sets for its workers and that jobs must not get
 
 
 class NodeAgent:

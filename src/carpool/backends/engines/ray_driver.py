@@ -53,7 +53,7 @@ class Driver:
         return {"address": self._ray.get_runtime_context().gcs_address}
 
     def _adopt(self, node: str) -> None:
-        """Learn which member an earlier scheduler made of a node."""
+        """Find out which member a node was for an earlier scheduler."""
         try:
             actor: Any = self._ray.get_actor(_PREFIX + node)
             self._members[node] = str(self._ray.get(actor.member.remote(), timeout=_MEMBER_S))
@@ -107,7 +107,7 @@ class Driver:
             self._ray.kill(actor)
 
     def request(self, bundles: list[dict[str, float]]) -> None:
-        """Let the autoscaler provide so many resources in all; none lifts the request."""
+        """Let the autoscaler provide these resources in all; none withdraws the request."""
         request_resources(bundles=bundles)
 
 
@@ -138,9 +138,8 @@ def serve(lines: TextIO, answer: Callable[[Mapping[str, Any]], None]) -> None:
 
 def main() -> None:
     """Serve the scheduler that started this process; Ray's own output goes to standard error."""
-    os.environ.setdefault(
-        "RAY_memory_monitor_refresh_ms", "0"
-    )  # of a local Ray: it would kill jobs it knows nothing of
+    # Of a local Ray: its memory monitor would kill jobs that Ray did not start.
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
 

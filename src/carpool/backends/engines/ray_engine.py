@@ -234,7 +234,8 @@ class RayEngine:
         if ending:
             asked.append(driver.request("request", bundles=[]))
         for future in asked:
-            future.exception()  # waits, at most until the driver counts as hung; what Ray has lost needs no end
+            # waits, at most until the driver counts as hung; an actor that Ray has lost need not be ended
+            future.exception()
         driver.close()
 
     async def _ask(self, do: str, **values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Scaling: the pure decision which machines of an engine to release, and how many to ask for."""
+"""Scaling: decides which machines of an engine to release, and how many to request; pure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ class NodeUse(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """What follows for the engine."""
+    """A decision for the engine."""
 
-    release: tuple[str, ...]  # machines without jobs that are not needed
+    release: tuple[str, ...]  # idle machines that are not needed
     nodes: int  # machines wanted in all
     is_short: bool  # jobs wait for machines
 
 
 @dataclass(slots=True)
 class Scaler:
-    """Releases machines that are drained or idle for long, and asks for as many as waiting jobs need."""
+    """Releases machines that are drained or have been idle for long, and requests as many as waiting jobs need."""
 
-    idle_s: float = 0.0  # a machine that was idle for so long is released; 0: never
+    idle_s: float = 0.0  # release a machine that has been idle this long; 0: never
     _idle_since: dict[str, float] = field(default_factory=dict)
     _missing: int = 0  # machines, at the last decision
 
     def decide(self, now: float, nodes: Sequence[NodeUse], waiting: Iterable[int], size: int) -> Scaling:
-        """Decide for machines, the devices that each waiting job needs at least, and the devices of a new machine.
+        """Decide from the machines in use, the fewest devices of each job in `waiting` and the `size` of a new machine.
 
-        What is missing twice in succession is asked for: a job that has just come may only wait for the next plan.
+        A machine is requested only if it was missing in two successive decisions: a job that has just arrived may start
+        with the next plan.
         """
         usable = [node for node in nodes if not node.is_drained]
         unmet = missing_nodes([node.free for node in usable], waiting, size)

@@ -48,7 +48,7 @@ kill "$watcher" 2> /dev/null
 rm -rf "$there"
 exit "$code"
 """
-# No agent's end ends the others; each sees all cores, memory and GPUs of its node.
+# The end of one agent does not end the others; each sees all cores, memory and GPUs of its node.
 _SRUN = ("--ntasks-per-node=1", "--overlap", "--cpu-bind=none", "--mem=0", "--kill-on-bad-exit=0", "--wait=0")
 
 

@@ -21,7 +21,7 @@ class DeviceHost:
     """Serves one device on a Unix socket: a connection per message, one message at a time.
 
     A caller that leaves (its SuperNode was killed) halts its work, and so does the deadline of an order with its grace
-    time. A process that does not stop within as much again is killed. One that exits is started again for the next
+    time. A process that does not stop within another grace time is killed. One that exits is started again for the next
     message; the current one is answered with why it failed.
     """
 
@@ -44,7 +44,7 @@ class DeviceHost:
         self._start(self._accept())
 
     async def close(self) -> None:
-        """Let the device go."""
+        """Release the device."""
         for task in self._serving:
             task.cancel()
         if self._process is not None:
@@ -131,7 +131,7 @@ class DeviceHost:
         channel.send(TasksReady(error="it did not stop at its deadline and was killed" if is_killed else reason))
 
     def _limit_s(self, run: RunTasks) -> float | None:
-        """Seconds until an order has to be answered; None: no deadline, or one of emulated time."""
+        """Seconds until an order has to be answered; None: no deadline, or one in emulated time."""
         if not run.deadline_s or self._file.is_emulated:
             return None
         return run.deadline_s + self._file.federation.grace_s

@@ -31,7 +31,7 @@ from carpool.runtime.process.protocol import (
 )
 
 _log = logging.getLogger(__name__)
-_RETRY_S = 1.0  # until a node that failed is asked again who it is
+_RETRY_S = 1.0  # until a node that failed is asked for its name again
 
 
 class Timing(NamedTuple):
@@ -44,7 +44,7 @@ class Timing(NamedTuple):
 
 
 class FlowerDevices:
-    """Knows which node is which device, and what each was ordered.
+    """Maps Flower nodes to devices and keeps the orders of each.
 
     A node that is new is asked which device it is. One that is killed stays listed for longer than a round may last, so
     that a device counts as lost when a cycle is closed without it, until it answers again.
@@ -60,7 +60,7 @@ class FlowerDevices:
         self._listener = listen(self.path)
         self._channel: AsyncChannel | None = None
         self._names: dict[str, str | None] = {}  # of listed nodes; None: not known yet
-        self._nodes: dict[str, str] = {}  # of devices that are there
+        self._nodes: dict[str, str] = {}  # of connected devices
         self._working: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -177,7 +177,7 @@ class FlowerDevices:
         close_all(fds)
 
     def _on_failed(self, node: str, error: str) -> None:
-        """A node could not work: its device is lost until it says again who it is."""
+        """A node could not work: its device is lost until the node has given its name again."""
         name = self._names.get(node)
         if node not in self._names:
             return
@@ -197,7 +197,7 @@ class FlowerDevices:
         devices = {str(device.name): device for device in self._file.devices}
         device = devices.get(described.name)
         if device is None or described.fingerprint != self._file.fingerprint or node not in self._names:
-            why = "no device of this federation" if device is None else "it has another federation file"
+            why = "not a device of this federation" if device is None else "it has another federation file"
             _log.warning("node %s (%s) does not take part: %s", node, described.name, why)
             return
         try:

@@ -77,7 +77,7 @@ class FlowerProcesses:
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        """Flower finds its own commands by PATH; it reports nothing to its makers."""
+        """Flower finds its own commands by PATH; its telemetry is turned off."""
         commands = str(Path(sys.executable).parent)
         return {
             **os.environ,
@@ -128,7 +128,7 @@ class FlowerProcesses:
         if not answer.get("success"):
             lines = [line.strip() for line in str(answer.get("error-message", "")).splitlines()]
             why = " ".join(line for line in lines if line and not line.startswith("Using SuperLink"))
-            raise InputError(f"the SuperLink {superlink} took no run: {why}", way_out=_CHECK)
+            raise InputError(f"the SuperLink {superlink} did not accept the run: {why}", way_out=_CHECK)
         return str(answer["run-id"])
 
     def _start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:

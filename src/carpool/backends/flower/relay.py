@@ -102,7 +102,7 @@ def _answer(channel: Channel) -> Received:
 
 
 def answer_of(node: str, content: RecordDict, stamps: dict[str, float]) -> tuple[NodeAnswered, list[bytes]]:
-    """A node's answer and its files; its error for what the federation could not read, which would end there."""
+    """A node's answer and its files; an error if the answer would end the federation because it cannot be read."""
     try:
         message, files, theirs = unpacked(content)
         answered = NodeAnswered(node, message, stamps={**stamps, **theirs, "pulled": time.time()})
@@ -120,7 +120,7 @@ def answer_of(node: str, content: RecordDict, stamps: dict[str, float]) -> tuple
 @server_app.main()
 def relay_to_nodes(grid: Grid, context: Context) -> None:
     """Pass messages of a federation on to nodes, and their answers back, until the federation closes the channel."""
-    Path(str(context.run_config[SOCKET_KEY])).stat()  # a clear error where this is another machine
+    Path(str(context.run_config[SOCKET_KEY])).stat()  # raises a clear error on another machine
     relay = Relay(grid, connect(str(context.run_config[SOCKET_KEY])))
     try:
         while True:
@@ -140,7 +140,7 @@ class Relay:
         self._listed_at = float("-inf")
 
     def turn(self) -> None:
-        """Send what waits, then pull what came; Closed when the federation has ended."""
+        """Send pending messages, then fetch answers; raises Closed when the federation has ended."""
         received = self._channel.receive(_POLL_S)
         while received is not None:
             if isinstance(received.message, SendToNode):

@@ -1,4 +1,4 @@
-"""Web page of a running federation: a file in its folder that is written anew as cycles close."""
+"""Web page of a running federation: a file in its folder that is rewritten as cycles close."""
 
 from __future__ import annotations
 

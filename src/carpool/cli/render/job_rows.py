@@ -72,7 +72,7 @@ def _merged_params(members: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def age_column(jobs: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """Time since each job was submitted."""
+    """The time since each job was submitted."""
     return [span(max(0.0, now - job["submitted_at"])) for job in jobs]
 
 
@@ -113,7 +113,7 @@ def job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _time_left(job: Mapping[str, Any]) -> str:
-    """The time left where it is unknown: only a running job has one."""
+    """What to show for an unknown time left: '?' for a running job, else nothing."""
     return "?" if job["phase"] == "running" else ""
 
 

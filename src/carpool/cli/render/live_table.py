@@ -26,10 +26,10 @@ _PROGRESS_S = 10.0  # between plain lines about a running job
 
 
 class RunDisplay(Protocol):
-    """Shows a run while it goes on."""
+    """Shows a run while it is running."""
 
     def refresh(self) -> None:
-        """Show the present state; called a few times a second."""
+        """Show the current state; called a few times a second."""
 
     def shown(self) -> AbstractContextManager[None]:
         """While entered, the display may take over the terminal."""
@@ -85,7 +85,7 @@ class LineDisplay:
 
 
 class JobOutput:
-    """The output of the jobs, as they write it, and what happens to them on stderr."""
+    """Prints the output of the jobs as they write it, and their decisions and ends on stderr."""
 
     def __init__(self, run: BatchRun, output: TextIO) -> None:
         self._lines = LineDisplay(run)
@@ -104,7 +104,7 @@ class JobOutput:
         self._output.flush()
 
     def _write(self, job: JobId, chunk: bytes) -> int:
-        """Print output, with the job's name before each line if there are several jobs; how many bytes are done."""
+        """Print output, with the job's name before each line if there are several jobs. Returns the bytes printed."""
         if len(self._folders) == 1:
             return self._output.buffer.write(chunk)
         lines = chunk.splitlines(keepends=True)

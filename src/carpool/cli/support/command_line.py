@@ -77,7 +77,7 @@ def given_program(
     if jobs is not None:
         raise InputError(
             f"both the job file {jobs!r} and a program are given",
-            way_out="Give one of them; options of the program go behind its name.",
+            way_out="Give one of them; options of the program go after its name.",
         )
     table = {**_settings(settings), **({"environment": _environment(env)} if env else {})}
     table |= {"resumable": True} if resumable else {}
@@ -85,7 +85,7 @@ def given_program(
 
 
 def _with_hint(error: click.UsageError, words: Sequence[str]) -> Exception:
-    """An error that says what was meant: a program without ``--``, or a key of a job as an option."""
+    """The error with a hint: a program was given without ``--``, or a key of a job as an option."""
     from carpool.jobs.job_keys import KEYS
 
     place = next((place for place, word in enumerate(words) if _is_program(word)), None)

@@ -33,7 +33,7 @@ def connect(server: str) -> Client:
 
 
 def warn_of_misspelled_variables() -> None:
-    """Name variables of the environment that were probably meant as settings: a command ignores them."""
+    """Warn of environment variables that were probably meant as settings, but are ignored."""
     from carpool.service.config import misspelled_variables
 
     for name, meant in misspelled_variables(os.environ):
@@ -68,7 +68,7 @@ def apply_to_jobs(
 ) -> int:
     """Send one request per job and print each job's new phase with `detail`; exit code 2 if any was denied.
 
-    With `array_action`, a name that is no job may name a sweep: the action is then applied to all its jobs.
+    With `array_action`, a name that is not a job may name a sweep: the action is then applied to all its jobs.
     """
     from carpool.service.client import RequestDenied
 

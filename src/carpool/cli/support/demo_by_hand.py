@@ -1,4 +1,4 @@
-"""Baselines of ``carpool demo``: its trainings as ordinary PyTorch loops, run as people run them by hand.
+"""Baselines of ``carpool demo``: its trainings as ordinary PyTorch loops, started by hand.
 
 One after another, each with the number of threads that is best for it, and all at once in processes of their own. Each
 process imports torch before its clock starts, as the executor does.
@@ -37,7 +37,7 @@ class HandRun:
 def run_in_turn(jobs: Sequence[str], devices: Sequence[str], num_cores: int, epochs: int | None) -> HandRun:
     """Run each job alone, with one thread and with all cores, and count the faster of the two.
 
-    The second attempt ends when it is slower: on a busy machine several threads can take many times as long.
+    The second attempt is stopped once it is slower: on a busy machine several threads can take many times as long.
     """
     seconds: dict[str, float] = {}
     for threads in sorted({1, num_cores}) if devices[0] == "cpu" else [num_cores]:
@@ -64,7 +64,7 @@ def run_at_once(jobs: Sequence[str], devices: Sequence[str], num_cores: int, epo
 
 @dataclass(frozen=True, slots=True)
 class _Loops:
-    """What one process trains, one job after another; the arguments of `runtime.demo_trainings.train_by_hand`."""
+    """The jobs that one process trains in turn; the arguments of `runtime.demo_trainings.train_by_hand`."""
 
     jobs: tuple[str, ...]
     device: str

@@ -80,7 +80,7 @@ Baselines = Callable[[Sequence[LocalDevice], float], dict[str, HandRun]]
 
 
 def run_by_hand(devices: Sequence[LocalDevice], effort: float) -> dict[str, HandRun]:
-    """The jobs as plain PyTorch loops, in the two ways in which people run them without a scheduler."""
+    """Run the jobs as plain PyTorch loops in the two usual ways without a scheduler."""
     cores = sum(len(device.cores) for device in devices) or 1
     places = ["cpu"] if devices[0].cuda is None else [f"cuda:{device.cuda}" for device in devices]
     ways = {"one after another": run_in_turn, "all at once": run_at_once}
@@ -190,7 +190,7 @@ def _write(folder: Path, devices: Sequence[LocalDevice], records: Sequence[RunRe
 
 
 def _compare_jobs(alone: BatchRun, shared: BatchRun) -> bool:
-    """Print each job's end in both runs; whether all weights are identical."""
+    """Print each job's end in both runs. Returns whether all weights are identical."""
     click.echo(f"\n{'job':<12} {'alone, end at':>15} {'shared, end at':>16} {'accuracy':>9}  weights")
     is_identical = True
     for name, before in alone.accounting.accounts.items():
@@ -209,7 +209,7 @@ def _compare_jobs(alone: BatchRun, shared: BatchRun) -> bool:
 
 
 def _compare_times(by_hand: Mapping[str, HandRun], alone: BatchRun, shared: BatchRun) -> None:
-    """Print how long all jobs, and the average job, took in every way."""
+    """Print how long all jobs, and the average job, took in each of the ways."""
     ours = shared.metrics.summary()
     rows = {f"plain PyTorch, {name}": (run.makespan_s, run.avg_jct_s) for name, run in by_hand.items()}
     for name, run in (("carpool, one after another", alone), ("carpool, shared", shared)):

@@ -1,4 +1,4 @@
-"""The machines of ``--engine``: options, and members that were asked for their devices."""
+"""The machines of ``--engine``: its options, and the members with their devices."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Fleet:
     members: tuple[FleetMember, ...] = ()
     source: EngineMembers | None = None  # of machines that come and go
     engine: Engine | None = None  # that started their agents
-    is_ours: bool = False  # this process holds the state folder, so that agents which were there are its own
+    is_ours: bool = False  # this process holds the state folder, so agents that run already are its own
 
     def close(self, *, leave_running: bool = False) -> None:
-        """End the agents, but not those that the next scheduler is to find or another one may be using."""
+        """End the agents, except those left for the next scheduler or perhaps used by another one."""
         if self.engine is not None:
             kept = () if self.is_ours else self.engine.left_running
             self.engine.close(keep=lambda name: leave_running or name in kept)
@@ -79,7 +79,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.FloatRange(0.0),
         default=0.0,
         metavar="SECONDS",
-        help="Release a Ray node without jobs after so long, for the autoscaler to remove; 0: never. [default: 0]",
+        help="Release a Ray node without jobs after this time, for the autoscaler to remove; 0: never. [default: 0]",
     )
     code = click.option(
         "--max-code",
@@ -98,7 +98,7 @@ def find_fleet(
     devices: str = "",
     may_be_away: bool = False,
 ) -> Fleet:
-    """The machines that an engine uses. InputError before anything is started, or after all that was is ended."""
+    """The machines that an engine uses. On an InputError nothing is left running."""
     check_engine_options(choice)
     if choice.engine != "ray":
         return Fleet(find_members(choice, state, jobs, devices=devices, may_be_away=may_be_away))

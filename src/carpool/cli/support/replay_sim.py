@@ -1,7 +1,7 @@
 """Simulation of a recorded run: same jobs, arrivals, devices and policy, with rates from profiles.
 
 Arrivals and numbers of steps come from the recording; rates, alone and beside one other job, and the costs of starts,
-moves and ends come from the profiles. A command has no profile: it takes as long as it did.
+moves and ends come from the profiles. A command has no profile: it takes as long as in the recording.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def simulate_run(
     truth: Mapping[JobId, ProfileRateModel],
     believed: Mapping[JobId, ProfileRateModel],
 ) -> ReplayResult:
-    """Simulate a recorded run with the rates of `truth`, for a policy that begins with what was `believed`."""
+    """Simulate a recorded run with the rates of `truth`, for a policy that starts with the profiles `believed`."""
     settings = folder.settings()
     header, records = read_run_journal(folder)
     recorded = JobAccounting(header.cluster)

@@ -18,7 +18,7 @@ RUNS = Path(".carpool") / "runs"
 
 
 class ChosenRun(NamedTuple):
-    """What to run and in which folder; policy and devices are those of a resumed run."""
+    """The jobs to run and the folder; policy and devices are those of a resumed run."""
 
     name: str
     jobs: tuple[ListedJob, ...]
@@ -35,7 +35,7 @@ def look_up(
     sweep: Mapping[str, Any] | None = None,
     program: Mapping[str, Any] | None = None,
 ) -> ChosenRun:
-    """The run that the command line names; `resume` is None without --resume, empty where it names no run.
+    """The run that the command line names; `resume` is None without --resume, empty if it names no run.
 
     `sweep` adds parameters to the jobs of the file, or to the program that is given instead of a file.
     """

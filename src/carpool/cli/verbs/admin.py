@@ -92,7 +92,7 @@ def stop(state: str | None, leave_running: bool) -> None:
         fcntl.flock(lock, fcntl.LOCK_SH)  # held by the daemon until it exits
     finally:
         os.close(lock)
-    click.echo("stopped; its jobs run on" if leave_running else "stopped; carpool serve resumes its jobs")
+    click.echo("stopped; its jobs keep running" if leave_running else "stopped; carpool serve resumes its jobs")
 
 
 def _no_daemon(state: Path) -> InputError:

@@ -21,14 +21,14 @@ Examples:
 @click.command("demo", epilog=_EPILOG)
 @click.option("--out", default="out", show_default=True, metavar="DIR", help="Folder for timelines, page and runs.")
 @click.option("--devices", default="", metavar="SPEC", help="As for run. [default: all free GPUs, else all cores]")
-@click.option("--quick", is_flag=True, help="Train for fewer epochs: shows that it works, not the speed-up.")
+@click.option("--quick", is_flag=True, help="Train for fewer epochs: a quick check, too short to show the speed-up.")
 @click.option("--simulated", is_flag=True, help="Simulate jobs on 64 GPUs under five policies; needs no torch.")
 @click.option(
     "--jobs", type=click.IntRange(min=10), default=1500, show_default=True, help="With --simulated: number of jobs."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="With --simulated: seed of the generated jobs.")
 def demo(out: str, devices: str, quick: bool, simulated: bool, jobs: int, seed: int) -> int:
-    """Train four small models shared, one after another, and by hand; compare times and final weights.
+    """Train four small models side by side, one after another, and by hand; compare times and final weights.
 
     By hand means plain PyTorch loops: each job alone with its best number of threads, and all jobs at once.
 

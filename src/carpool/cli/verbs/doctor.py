@@ -31,7 +31,7 @@ Examples:
 def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, max_code: str, as_json: bool) -> None:
     """Check what this machine supports: GPUs, CUDA graphs, MPS, NCCL, shared memory and optional packages.
 
-    Each check prints yes or no with what was found; a no says how to fix it. Jobs run without most of these, but more
+    Each check prints yes or no with its finding; a no says how to fix it. Jobs run without most of these, but more
     slowly or on CPU only.
 
     With --engine hosts, ray or slurm it compares Python, torch, carpool and drivers of all machines instead.
@@ -60,7 +60,7 @@ def doctor(engine: str, hosts_file: str, ray_address: str, ray_idle: float, max_
 
 
 def _compare_hosts(choice: EngineChoice, *, as_json: bool) -> None:
-    """Print one line per host: what it has, or why it cannot be used."""
+    """Print one line per host: its versions and devices, or why it cannot be used."""
     import asyncio
     from pathlib import Path
 

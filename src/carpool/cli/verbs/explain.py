@@ -1,4 +1,4 @@
-"""``carpool explain`` and ``carpool why``: a job's history, and the reason for its present allocation."""
+"""``carpool explain`` and ``carpool why``: a job's history, and the reason for its current allocation."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _unknown_job(job: str, where: str) -> InputError:
 
 
 def _not_yet_submitted(job: str, where: str, at: float, records: Iterable[Record]) -> InputError:
-    """The error for a job that no record up to `at` names: when it is submitted, if it is at all."""
+    """The error for a job that no record up to `at` names; it says when the job is submitted, if ever."""
     from carpool.core.messages import JobSubmitted
 
     for record in records:
@@ -194,7 +194,7 @@ class Reason:
 def why(job: str, journal: str, run: str, at: float | None, verbose: bool, server: str, as_json: bool) -> None:
     """Show why JOB waits, or why it has its devices, since when, and what would change it.
 
-    Without --journal, --run and --at the daemon answers for the present. Otherwise the policy is evaluated on the
+    Without --journal, --run and --at the daemon answers for the current state. Otherwise the policy is evaluated on the
     recorded state at that instant. For a journal of `simulate`, job lengths and rates are those declared in the trace.
     """
     _check_one_source(journal, run, server)

@@ -83,7 +83,7 @@ def federate(
     """Train the tasks of FILE together: each device works on its part of every task's data.
 
     In a cycle every task makes one round: devices get its weights, train, and return updates, which are checked and
-    averaged. Devices are processes of this machine, or over Flower of others; they stay ready between rounds. FILE is
+    averaged. Devices are processes of this machine or, over Flower, of others; they stay ready between rounds. FILE is
     TOML with [[task]] and [[device]] tables. The weights of each task are in the run's folder, NAME.npz.
     """
     from carpool.backends.federation_store import FederationStore
@@ -110,7 +110,7 @@ def federate(
         results = asyncio.run(_run_all(parsed, stores, over, resume=resume, quiet=as_json))
     except KeyboardInterrupt:
         if stores[plans[0]].exists:
-            print_note(f"the rounds that are done are in {folder}: continue with --resume")
+            print_note(f"completed rounds are kept in {folder}: continue with --resume")
         raise
     if as_json:
         print_json({"version": __version__, "file": str(file), "folder": str(folder), "results": results})
@@ -137,7 +137,7 @@ class _Transport:
         return Security(self.insecure or not self.superlink, self.root_certificates, self.node_key)
 
     def check(self, file: FederationFile, device: str) -> None:
-        """InputError for words that cannot work, before anything is started."""
+        """InputError for options that cannot work, before anything is started."""
         from carpool.backends.flower.processes import check_installed
 
         check_installed()

@@ -27,7 +27,7 @@ Examples:
   carpool logs -f mlp
   carpool logs mlp --run jobs --tail 20
 """
-_FIRST_WINDOW, _MAX_WINDOW = 1 << 14, 1 << 26  # bytes before the end in which the last lines are looked for
+_FIRST_WINDOW, _MAX_WINDOW = 1 << 14, 1 << 26  # bytes before the end that are searched for the last lines
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.3
 
@@ -142,7 +142,7 @@ def get(job: str, run: str, out: str, server: str, as_json: bool) -> None:
         raise InputError(
             f"job {job!r} has no files",
             where=str(folder),
-            way_out="An unfinished job has some after its first checkpoint.",
+            way_out="A running job has files after its first checkpoint.",
         )
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def _without_weights(job: str, *, is_over: bool) -> str:
 
 
 def _copy(path: Path, target: Path) -> bool:
-    """Copy the parts of a job's file that are no holes; False where there is no readable one."""
+    """Copy a job's file without its holes; False if there is no readable file."""
     from carpool.jobs.untrusted_file import next_data, open_untrusted
 
     try:
@@ -186,7 +186,7 @@ def _copy(path: Path, target: Path) -> bool:
 
 
 def _export(folder: Path, target: Path) -> list[str]:
-    """Export the newest and the best weights; tried again when a running job has deleted a checkpoint meanwhile."""
+    """Export the newest and the best weights; retried if a running job has deleted a checkpoint meanwhile."""
     if not _checkpoints(folder):
         return []
     from carpool.runtime.state.checkpoint import CheckpointGone, export_weights
@@ -209,7 +209,7 @@ def _export(folder: Path, target: Path) -> list[str]:
 def _folder_from_daemon(job: str, server: str) -> Path | None:
     """Directory of a job of a daemon of this machine; None if no daemon knows the job.
 
-    InputError where the job has none yet, or has it on another machine.
+    InputError if the job has none yet, or has it on another machine.
     """
     from carpool.core.model import Phase
     from carpool.runtime.executor.job_folder import JobFolder

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that is installed
 _REFRESH_S = 0.25
-_LOG_LEVEL = "error"  # the display shows what goes wrong with jobs
+_LOG_LEVEL = "error"  # the display shows the failures of jobs
 
 _EPILOG = """\b
 Examples:
@@ -151,7 +151,8 @@ def run(
     """
     environment = _configure_logging(log_level, log_format)
     is_local = engine == "local"
-    launched = launch(environment) if is_local else None  # first: importing torch takes longer than all that follows
+    # first, because importing torch takes longer than everything else
+    launched = launch(environment) if is_local else None
     from carpool.cli.support.run_lookup import look_up
     from carpool.core.units import parse_cap
     from carpool.jobs.sweep import parse_sweep_options
@@ -159,7 +160,7 @@ def run(
     from carpool.runtime.sharing.mps_daemon import check_lanes
 
     if jobs is None and resume and resume.endswith(".toml"):
-        jobs, resume = resume, ""  # the word behind --resume was the job file
+        jobs, resume = resume, ""  # the word after --resume was the job file
     program = given_program(name, resumable, env, settings, jobs)
     given = look_up(jobs, state, resume, parse_sweep_options(sweep), program)
     choice = EngineChoice(engine, hosts_file, ray_address, ray_idle, max_code)
@@ -204,7 +205,7 @@ def _fitting_devices(
 
 
 def _starter(given: ChosenRun, start: StartClient, *, check: bool) -> StartExecutor:
-    """How the executor is started: for trainings, until it can launch workers and has checked their entries."""
+    """The function that starts the executor; for trainings it waits until their entries are checked."""
     if not any(program.entry for _, program in given.jobs):
         return start
     return partial(start_ready, start=start, check=given.jobs if check and not given.resume else ())
@@ -234,7 +235,7 @@ def _own_devices(given: ChosenRun, devices: str, *, oversubscribe: bool) -> tupl
 
 
 def _configure_logging(level: str | None, fmt: str | None) -> dict[str, str]:
-    """Log to stderr; the variables that let the executor do the same."""
+    """Log to stderr. Returns the variables that make the executor do the same."""
     from carpool.logs import LEVEL_VARIABLE, configure_logging, export_settings
 
     configure_logging(level or os.environ.get(LEVEL_VARIABLE, "") or _LOG_LEVEL, fmt or "")
@@ -257,7 +258,7 @@ def _echo(words: str) -> None:
 
 
 def default_policy() -> str:
-    """The best elastic policy that is installed."""
+    """The first of the preferred policies that is installed."""
     from carpool.policies.registry import POLICIES
 
     return next(name for name in PREFERRED if name.partition(":")[0] in POLICIES)
@@ -298,7 +299,7 @@ def prepare(
 
 
 def choose_display(run: BatchRun, *, as_json: bool, output: TextIO | None = None) -> RunDisplay:
-    """A table on a terminal, lines elsewhere; with ``output``, what the jobs write goes there; nothing with --json."""
+    """A table on a terminal, lines elsewhere; with ``output``, the jobs' output; nothing with --json."""
     from carpool.cli.render.live_table import JobOutput, LineDisplay, LiveTable, NullDisplay
 
     if as_json:
@@ -349,7 +350,7 @@ def _interrupt(run: BatchRun) -> None:
 
 
 def check_reducer(reducer: str, jobs: Sequence[ListedJob]) -> None:
-    """Refuse jobs that need shared memory where --reducer rules it out."""
+    """Refuse jobs that need shared memory if --reducer excludes it."""
     joint = [spec.id for spec, program in jobs if program.sync_batchnorm]
     if reducer == "group" and joint:
         raise InputError(

@@ -75,7 +75,7 @@ Examples:
     help=MEMORY_CAP_HELP,
 )
 @click.option("--socket", default=None, metavar="PATH", help="Path of the Unix socket. [default: api.sock in --state]")
-@click.option("--host", default=None, help="Address to listen on, besides the socket. [default: 127.0.0.1]")
+@click.option("--host", default=None, help="Address to listen on, in addition to the socket. [default: 127.0.0.1]")
 @click.option("--port", default=None, type=click.IntRange(0, 65535), help="TCP port; 0: none. [default: 7637]")
 @click.option("--tls-cert", default=None, metavar="FILE", help="Certificate (PEM): the port then speaks https.")
 @click.option("--tls-key", default=None, metavar="FILE", help="Key of the certificate (PEM).")
@@ -100,8 +100,8 @@ def serve(
 ) -> int:
     """Run the daemon until SIGTERM, Ctrl-C or `carpool stop`.
 
-    Requests are answered when they are on disk. If the daemon is killed, its jobs stop at the end of a step with a
-    checkpoint, and the next daemon on the same folder resumes them. If it is stopped, it checkpoints and stops all
+    A request is answered once its changes are on disk. If the daemon is killed, its jobs stop at the end of a step with
+    a checkpoint, and the next daemon on the same folder resumes them. If it is stopped, it checkpoints and stops all
     jobs, and the next one resumes them.
 
     Clients connect over the Unix socket, as the daemon's own user, or over the port with a token. All jobs run as the
@@ -132,7 +132,7 @@ def serve(
     if note := overlap_note(devices):
         _echo(note)
     found = replace(_options(settings, devices, metrics), members=fleet.members, source=fleet.source)
-    leaves_running = True  # if it ends in another way than by being stopped
+    leaves_running = True  # unless it is stopped
     try:
         daemon = DaemonInstance.open(found)
     except BaseException:
@@ -217,7 +217,7 @@ async def _serve(
 
 
 def _echo(words: str) -> None:
-    with suppress(OSError):  # the terminal may be closed, or its disk full; the daemon goes on
+    with suppress(OSError):  # the terminal may be closed, or its disk full; the daemon continues
         click.echo(f"carpool: {words}", err=True)
 
 

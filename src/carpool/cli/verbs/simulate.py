@@ -195,7 +195,7 @@ def progress_lines(
 
 @contextmanager
 def _progress(policies: Sequence[str], *, bars: bool) -> Iterator[Callable[[str, float], None]]:
-    """Bars on a terminal, else a line on stderr every few seconds, so that a long run in a pipe is seen to move."""
+    """Bars on a terminal, else a line on stderr every few seconds, so that a long run in a pipe shows progress."""
     if not bars:
         yield progress_lines(print_note)
         return

@@ -25,7 +25,7 @@ _START_POLL_S = 0.05
 CARPOOL_FAILED = 125  # exit code: carpool itself failed, not the job
 LOG_POLL_S = 0.3
 _PAUSE_S = 0.05  # between requests for one log: the daemon allows one user 50 requests per second
-_MORE_BYTES = 1 << 17  # a piece of a log of this length: more of it waits
+_MORE_BYTES = 1 << 17  # a piece of a log of at least this length: more output is available
 _LONGEST_LINE = 1 << 20  # characters; longer ones are printed in parts
 _EPILOG = """\b
 Examples:

@@ -1,6 +1,6 @@
 """Jobs that cannot resume: no plan takes their devices away, under any policy.
 
-A job with `resumable` False loses all its work when it loses its devices. If a plan would release or move such a job,
+A job with `resumable` False has to start over when it loses its devices. If a plan would release or move such a job,
 the policy plans again with the job, all jobs on its devices, and these devices hidden: it plans for a smaller cluster.
 """
 
@@ -16,7 +16,7 @@ from carpool.core.queue import RunningJobs
 
 
 def is_pinned(job: Job) -> bool:
-    """Whether a job runs and would lose its work with its devices."""
+    """Whether a job runs and would lose its work if it lost its devices."""
     return job.desired is not None and not job.spec.resumable
 
 

@@ -29,9 +29,9 @@ _EPSILON = 1e-9
 def jobs_to_release(view: Snapshot) -> list[Job]:
     """Running jobs to release because the policy could not have made their allocations.
 
-    A policy that does not share expects one holder per device; one that shares has a limit on the sum of fractions.
-    The job submitted first stays. An exact job keeps its share for life, and may hold it alone on a device. A job that
-    cannot resume always stays.
+    A policy that does not share expects one holder per device; one that shares has a limit on the sum of fractions. The
+    job submitted first stays. An exact job's share never changes, so it may be the only holder of a partial share of a
+    device. A job that cannot resume always stays.
     """
     leaving: list[Job] = []
     loads: dict[int, float] = {}

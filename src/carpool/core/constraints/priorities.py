@@ -1,9 +1,9 @@
 """Priorities and deadlines: rank jobs above the policy's own order.
 
-A job's *rank* is its priority, plus one while its deadline is urgent. The policy sees lower ranks only once it starts
-no job of higher ones, so a waiting job of higher rank starts first, and devices it cannot use go to others. Among jobs
-of one rank the policy decides alone. Rank also multiplies the weight (`weight_with_priority`), so policies that use
-weights preempt running jobs for it.
+A job's *rank* is its priority, plus one while its deadline is urgent. The policy is shown lower ranks only once it
+starts no further job of a higher rank, so a waiting job of higher rank starts first, and devices it cannot use go to
+others. Among jobs of one rank the policy decides alone. Rank also multiplies the weight (`weight_with_priority`), so
+policies that use weights preempt running jobs for it.
 """
 
 from __future__ import annotations

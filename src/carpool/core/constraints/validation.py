@@ -43,7 +43,7 @@ _MOST_SIGNAL = 1e30  # absolute value of a loss, or of a noise scale
 
 
 def plausible(fact: ProgressReported) -> ProgressReported:
-    """A measurement as the scheduler may believe it: a job must not disturb the plans for others by absurd figures."""
+    """The report without implausible figures, so that a job cannot disturb the plans for others with them."""
     rate = fact.rate if fact.rate == 0.0 or _LEAST_RATE <= fact.rate <= _MOST_RATE else 0.0
     loss, noise = _signal(fact.loss), _signal(fact.noise)
     step_s, sync_s = _duration(fact.step_s), _duration(fact.sync_s)

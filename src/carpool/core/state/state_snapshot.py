@@ -121,7 +121,7 @@ def _job_to_json(job: Job) -> dict[str, Any]:
 
 
 def _usable_job(value: dict[str, Any], skipped: list[SkippedItem] | None) -> Job | None:
-    """A job of a snapshot; None for one that cannot be decoded. One whose progress is out of range has none."""
+    """A job of a snapshot; None for one that cannot be decoded. Out-of-range progress is dropped."""
     if skipped is None:
         return _job_from_json(value)
     job = str(value["spec"]["id"])

@@ -107,7 +107,7 @@ class _Stake:
         self.held = 0 if job.desired is None else job.desired.num_devices
         self.count = 0
         self.rate = 0.0
-        self.seconds = inf  # to its end, at the present count
+        self.seconds = inf  # until its end, with the current count
         self.next_count = job.spec.narrowest
         self._view = view
         self._rates: dict[int, float] = {}

@@ -19,7 +19,7 @@ from carpool.policies.registry import register
 
 _UNKNOWN_S = 1e12  # stands for an unknown length
 _STAY = 1.0 - 1e-9  # cost factor of the current device, so that ties move no job
-_TIE = 1e-11  # of two equal jobs the one submitted first goes first
+_TIE = 1e-11  # added to the cost, so that of two equal jobs the one submitted first goes first
 
 
 class _Place(NamedTuple):

@@ -202,7 +202,7 @@ class _Ranking:
         return [entry for entry in entries if entry[2] not in self._fresh] + own
 
     def outlook(self, floor: int, released: Container[JobId]) -> tuple[int, tuple[int, int], float]:
-        """The first queue that matters to waiting jobs, the last running position, and until when both hold."""
+        """The first queue that matters to waiting jobs, the last position that runs, and until when both are valid."""
         seen = self._seen
         if self._behind is None:
             return seen.floor, seen.last, seen.until
@@ -222,14 +222,13 @@ class _Seen:
     """State of the previous plan, to skip scanning all jobs when nothing can have changed."""
 
     floor: int = 1_000  # no waiting job is in a queue before this one
-    last: tuple[int, int] = (1_000, 0)  # (queue, submission) that no running job is behind
+    last: tuple[int, int] = (1_000, 0)  # (queue, submission): no running job comes after it
     until: float = 0.0  # no running job falls back to `floor` or further before
     due: float = 0.0  # no waiting job is promoted before
-    num_free: int = -1  # free devices when it was done
+    num_free: int = -1  # free devices after the plan
     fresh: dict[JobId, float] = field(default_factory=dict)  # device-seconds a promoted job had at its promotion
-    stuck: dict[Demand, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # (queue, submission, devices lacking) by demand
+    # Per demand: queue, number of the submission, and devices lacking.
+    stuck: dict[Demand, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def wake_at(self) -> float:

@@ -99,7 +99,7 @@ class _Profile:
             self._free.append(ends[time] + (self._free[-1] if self._free else 0.0))
 
     def reserve(self, devices: int, seconds: float, first: int) -> float:
-        """The earliest time, from the `first` on, at which so many are free for so long; infinite if there is none."""
+        """The earliest time from `first` on at which `devices` are free for `seconds`; infinite if there is none."""
         for place in range(first, len(self._times)):
             begin = self._times[place]
             end = begin + seconds

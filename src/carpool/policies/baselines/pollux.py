@@ -1,8 +1,8 @@
 """Pollux: co-adapts devices and batch sizes of all jobs by goodput, with an exact knapsack and a seeded search.
 
-The sum of all jobs' costs is made small. A knapsack finds the best number of devices for every job; the numbers are
-then packed onto nodes, as tightly as possible and with jobs staying where they are. Where the packing falls short of
-the numbers, parts of the placement are torn down and solved again (large-neighbourhood search): a few random jobs, or
+The search minimizes the sum of all jobs' costs. A knapsack finds the best number of devices for every job; the numbers
+are then packed onto nodes, as tightly as possible and with jobs staying where they are. If the packing cannot reach
+these numbers, parts of the placement are removed and solved again (large-neighbourhood search): a few random jobs, or
 all that touch a few random nodes. A part is replaced only by one that costs less.
 """
 
@@ -41,7 +41,7 @@ class Stake:
 
     local: Floats  # on one node, if it has to move there; infinite where that is not allowed
     spread: Floats  # over several nodes
-    stay: float  # if it keeps what it has, which may be nothing
+    stay: float  # if it keeps the devices it has, perhaps none
     held: Row = ()
 
     @property
@@ -101,7 +101,7 @@ class _Free:
         open_nodes.sort(key=lambda node: (-left[node], random.random()))
         row: list[tuple[int, int]] = []
         for place, node in enumerate(open_nodes):
-            if left[node] >= count:  # the rest goes where it leaves least over
+            if left[node] >= count:  # the rest goes to the node with the fewest devices left over
                 rest = min([(left[other], other) for other in open_nodes[place:] if left[other] >= count])[1]
                 return tuple(sorted([*row, (rest, count)]))
             row.append((node, left[node]))
@@ -175,7 +175,7 @@ class _Search:
         return wanted
 
     def _second_best(self, job: int, wanted: int, free: _Free) -> Row:
-        """The cheapest possible row with at most so many devices."""
+        """The cheapest possible row with at most `wanted` devices."""
         stake = self._stakes[job]
         row: Row = ()
         cost = float(stake.local[0])
@@ -189,7 +189,7 @@ class _Search:
 
 
 _NOTHING = 4e-3  # added to every speedup: a job without devices counts as a 250th of its fair share
-_LEAST_WORTH = 0.01  # of a start, however new the job
+_LEAST_WORTH = 0.01  # least value of a start, however new the job is
 
 
 @register("pollux")
@@ -278,7 +278,7 @@ class Pollux(Policy):
         worth = min(worth, self.trust) if job.desired is not None else max(worth, _LEAST_WORTH)
         held = _row(view, job)
         speedups = options.spread if len(held) > 1 else options.local
-        kept = speedups[_width(held)] if _width(held) < len(speedups) else 0.0  # more than it may have by now
+        kept = speedups[_width(held)] if _width(held) < len(speedups) else 0.0  # else it holds more than it may by now
         local, spread = self._terms(options.local * worth), self._terms(options.spread * worth)
         local[1 : job.spec.narrowest] = spread[1 : job.spec.narrowest] = inf
         return Stake(local, spread, float(self._terms(np.array(kept))), held)
@@ -288,7 +288,7 @@ class Pollux(Policy):
 
 
 class _Past(NamedTuple):
-    """What is remembered of a job between plans."""
+    """What the policy remembers of a job between plans."""
 
     placements: int = 0  # how often it was assigned devices
     widest: int = 0  # most devices it ever had

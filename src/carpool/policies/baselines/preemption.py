@@ -106,7 +106,7 @@ class _Contest:
                 self.outcome.started[job.id] = entry
                 continue
             self.outcome.left = self.outcome.left or entry
-            if not job.spec.memory_bytes:  # memory is no part of a demand
+            if not job.spec.memory_bytes:  # memory is not part of a demand
                 refused.add(demand_of(job))
                 self.outcome.refused[demand_of(job)] = (entry, short)
 

@@ -23,12 +23,11 @@ _ROUNDING = 1e-9  # leases are multiples of a float
 class Themis(Policy):
     """Free devices, and those with an expired lease, go to the jobs with the worst rho = T_shared / T_alone.
 
-    T_shared is the time from submission to completion if the job runs from now on, T_alone its whole length, both
-    at the rate on its fastest type. The worst `fraction` of waiting and expired jobs comes first; among them
-    devices go where the product of 1 / rho gains most per device, that is by log((rho + lease / T_alone) / rho) /
-    size. The rest follows by rho. A lease lasts `lease_s` from the start and is renewed if no other job gets the
-    devices. The head of the queue does not block. Our form, without auctions, of Mahajan et al., "Themis", NSDI
-    2020.
+    T_shared is the time from submission to completion if the job runs from now on, T_alone its whole length, both at
+    the rate on its fastest type. The worst `fraction` of waiting and expired jobs comes first; among them devices go
+    where the product of 1 / rho gains most per device, that is by log((rho + lease / T_alone) / rho) / size. The others
+    follow, ordered by rho. A lease lasts `lease_s` from the start and is renewed if no other job gets the devices. The
+    head of the queue does not block. Our form, without auctions, of Mahajan et al., "Themis", NSDI 2020.
     """
 
     fraction: float = 0.2

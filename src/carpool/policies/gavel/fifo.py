@@ -102,10 +102,10 @@ class GavelFifo(Policy):
 
     keeps_running_order: ClassVar[bool] = True
 
-    replan: bool = True  # whether running jobs move when a faster kind has room; else they stay to their end
+    replan: bool = True  # whether running jobs move when a faster type has room; else they stay until they end
     recompute_s: float = 0.0  # least time between two decisions; jobs that arrive in between wait (Gavel: 1920)
     perf: bool = True  # whether rates by kind are used; False: a reproduction, not a policy to use
-    turn_s: float = 360.0  # length of a turn where perf=False gives out more devices than there are
+    turn_s: float = 360.0  # length of a turn when perf=False assigns more devices than exist
     seed: int = 0  # of the draws when perf=False
 
     def __post_init__(self) -> None:

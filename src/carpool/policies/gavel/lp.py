@@ -1,8 +1,8 @@
 """Gavel's linear programs for time shares per device type, and the interior-point solver they use.
 
 Where a program has many optima, a simplex solver returns a corner with as many exact zeros as possible; an
-interior-point method without crossover returns a point near the centre of all optima, with tiny positive values where
-others have zeros, the smaller the worse they would be. Programs that only ask for some feasible point depend on that.
+interior-point method without crossover returns a point near the centre of all optima, with tiny positive values instead
+of these zeros, smaller for worse choices. Programs that only need some feasible point depend on that.
 """
 
 from __future__ import annotations

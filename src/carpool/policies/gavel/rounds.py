@@ -23,7 +23,7 @@ class Timetable:
     capacity: dict[Kind, int]  # when it was made
     due: dict[JobId, dict[Kind, float]]
     had_s: dict[JobId, Seconds]
-    memory: dict[str, Any] = field(default_factory=dict)  # state of its maker
+    memory: dict[str, Any] = field(default_factory=dict)  # state of the policy that made it
 
     @classmethod
     def of_note(cls, note: object) -> Timetable | None:

@@ -15,7 +15,8 @@ from carpool.policies.estimator_queries import rate_on
 Counts = tuple[tuple[Kind, int], ...]  # devices of each kind, one entry for each
 
 STAY = 1.02  # bonus on the current devices, so that ties move no job
-_LOSS = 0.05  # part of its price that a device may exceed its value by before a job rather waits
+# a device may cost this much more than its value to a job, relative to the price, before the job prefers to wait
+_LOSS = 0.05
 _GAIN = 1.1  # factor by which devices of other types must speed a job up to be added
 _LEAST_IDLE = 0.1  # portion of a step below which a gap is not worth a switch
 
@@ -76,7 +77,7 @@ class DeviceAllocator:
     def hold(self, bid: Bid) -> None:
         """Give a job its full size on its most profitable type, if that is free.
 
-        A job for which no type has enough devices takes what pays at once.
+        A job for which no type has enough devices takes at once what pays for itself.
         """
         kind = max(bid.speeds, key=lambda kind: self._gain(bid, kind))
         if bid.widths[kind] < bid.job.spec.widest:
@@ -85,7 +86,7 @@ class DeviceAllocator:
             self._give(self.dealt.held, bid, ((kind, bid.widths[kind]),))
 
     def pay(self, bid: Bid) -> None:
-        """Give a job the devices, perhaps fewer or of several types, whose value about covers their price."""
+        """Give a job devices whose value about covers their price, perhaps fewer or of several types."""
         choices = [(bid.worth * rate, self._cost(counts), counts) for rate, counts in self._choices(bid, self._slower)]
         paying = [(value - cost, counts) for value, cost, counts in choices if value >= (1.0 - _LOSS) * cost]
         if paying:

@@ -28,7 +28,7 @@ _FIRST = 1 / 8  # first interval over the mean one: the near future is resolved 
 _SPAN = 1.3  # length of all intervals over the time that average devices would take
 _STRETCH = 8.0  # factor on that length where it was not enough
 _BOUND_CELLS = 40  # of the bound's time axis, for each interval
-_BOUND_STEPS = 40  # of the search for each job's worth
+_BOUND_STEPS = 40  # in the search for each job's worth
 
 
 @dataclass(frozen=True, slots=True)

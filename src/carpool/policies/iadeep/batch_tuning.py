@@ -59,7 +59,7 @@ class Tuner:
         return row if bound[row] < reached - log1p(self.min_gain) else None
 
     def best(self, tried: Tried) -> int:
-        """The measured row with the lowest posterior mean, which noise may hide."""
+        """The measured row with the lowest posterior mean: measurements alone are noisy."""
         mean, _ = self._posterior(tried)
         return min((row for row, _ in tried), key=lambda row: (mean[row], row))
 

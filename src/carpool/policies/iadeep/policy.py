@@ -47,7 +47,7 @@ class CompletionForecast:
     def __init__(self, view: Snapshot, *, tuned: bool = True, virtual: float = inf) -> None:
         self._view = view
         self._tuned = tuned  # whether batch sizes are
-        self._virtual = virtual  # what the equal caps of a device sum to
+        self._virtual = virtual  # the sum of the equal caps of a device
         self._alone: dict[tuple[JobId, Kind], float] = {}
         self._starts: dict[tuple[Kind, Likeness, object], int] = {}
         self._speeds: dict[tuple[Kind, Pattern], list[float]] = {}
@@ -67,7 +67,7 @@ class CompletionForecast:
         ]
 
     def use(self, device: DeviceId, job: Job) -> float:
-        """Mean of the job's SM and memory shares of a device, as far as known."""
+        """Mean of the job's known SM and memory shares of a device."""
         bank, estimates = self._view.cluster.bank_of(device), self._view.estimates
         key = (bank.kind, likeness(job))
         if key not in self._uses:
@@ -164,7 +164,7 @@ class IADeep(Policy):
     evaluations: int = 15  # settings measured per mix
     settle_s: float = 6.0  # how long each is measured
     balance: float = 0.1  # weight of use above the mean
-    virtual: float = 1.5  # what the equal caps on a shared device sum to; 16: no caps
+    virtual: float = 1.5  # sum of the equal caps on a shared device; 16: no caps
     patience: float = 4.0  # shorter jobs may pass one up to this many times its length after it was submitted
     window: int = 32  # waiting jobs considered
     move_s: float = 10.0  # least saving of a move to a free device
@@ -324,7 +324,7 @@ class IADeep(Policy):
         return ceil(at / self.settle_s + 1.0 - 1e-9) * self.settle_s
 
     def _apply(self, draft: Draft, device: DeviceId, residents: Sequence[Job], vector: Sequence[Setting]) -> bool:
-        """Apply settings to the jobs of a device; whether anything changed."""
+        """Apply settings to the jobs of a device. Returns whether anything changed."""
         changed = False
         for job, setting in zip(residents, vector, strict=True):
             allocation = Allocation.of(device, fraction=setting.fraction, batch_size=setting.batch_size)

@@ -77,7 +77,7 @@ class LossPhaseLiteral(Policy):
             seen = view.estimates
             falls = [seen.learning(job.id, self.iterations) for job in pair] if seen.follows_losses else []
             if falls and None in falls and made < 2 * self.iterations:
-                return note  # reports are on their way
+                return note  # reports are still to come
             note["older"], note["why"] = self._judged(pair, [fall[0] for fall in falls if fall is not None])
         return note
 

@@ -37,7 +37,7 @@ def makespan_split(speeds: Sequence[Floats], work: Sequence[float], num_devices:
 
     ``speeds[j][k]`` is job j's rate on k devices, k = 0 … num_devices; jobs in any order, each able to run.
     """
-    needed = np.maximum(np.array(work, float), max(1e-9, 1e-6 * max(work)))  # no job is quite done
+    needed = np.maximum(np.array(work, float), max(1e-9, 1e-6 * max(work)))  # no job counts as quite done
     deals = [
         [int(table.argmax()) if other == job else 0 for other in range(len(speeds))] for job, table in enumerate(speeds)
     ]
@@ -76,7 +76,7 @@ _UNSURE = 0.5  # relative spread from which remaining work is uncertain
 @register("loss-phase")
 @dataclass(frozen=True, slots=True)
 class LossPhase(Policy):
-    """Jobs nearer to completion hold more devices, as far as their speed tables justify it.
+    """Jobs nearer to completion hold more devices, if their speed tables justify it.
 
     Remaining work is estimated, for a job with a target loss from its loss curve, so a pre-trained job counts as
     old at once. Devices of each type go where Σ v_j·s_j(k_j) is largest, v_j being the cost of a unit of job j's

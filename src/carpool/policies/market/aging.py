@@ -1,10 +1,11 @@
 """Waiting credit: how often waiting has doubled a job's weight; it grows while a job waits and is never lost.
 
-Each class of lengths has a clock. One unit takes `patience_s`, or 1.5 times the run time of all shorter jobs if that is
-longer, so that shorter jobs may overtake and an overloaded cluster keeps serving short jobs first. A longer queue slows
-a clock from then on and never sets it back. The credit of a job is what the clock of its length has advanced while the
-job had no devices. While it runs it keeps its weight, which does not grow: it would delay shorter jobs until it ends.
-What keeps jobs that still wait from preempting it one after another is the charge for preemptions.
+Each class of lengths has a clock. A job earns one unit of credit per `patience_s` of waiting, or per 1.5 times the run
+time of all shorter jobs if that is longer, so that shorter jobs may overtake and an overloaded cluster keeps serving
+short jobs first. A longer queue slows a clock from then on and never sets it back. The credit of a job is what the
+clock of its length has advanced while the job had no devices. While a job runs its weight stays the same; if it grew,
+the job would block shorter ones until it ended. The charge for preemptions keeps waiting jobs from preempting it one
+after another.
 
 After n preemptions the next one has to save 2^(n − 1) times the cost of a move. So the number of preemptions of a job
 grows with the logarithm of what other jobs gain, not with the number of jobs that overtake it. Where moves are cheap a
@@ -32,11 +33,11 @@ Classes = NDArray[np.intp]
 
 _CLASSES, _RATIO, _SHORT_S = 8, 4.0, 60.0  # classes of lengths, the ratio of their bounds, and the first bound
 _PASSES = 1.5  # times that shorter jobs may pass before a weight doubles
-_FACTOR = 1.5  # by which a pace must change before it is marked
-_MOST_MARKS = 64  # then every second of the older half is left out
+_FACTOR = 1.5  # change of a pace at which a mark is set
+_MOST_MARKS = 64  # beyond that, every second one of the older half is dropped
 _MOST_CREDIT = 30.0  # doublings of a weight
 _LEAST = 0.05  # least credit that is stored
-_FREE_STOPS, _MOST_STOPS = 1, 60  # preemptions that do not count yet, such as the end of a trial, and all that do
+_FREE_STOPS, _MOST_STOPS = 1, 60  # preemptions that are free (the end of a trial is one), and the most that are counted
 _FREE = 1.0  # credit up to which a weight does not grow
 _OVERDUE, _OVERDUE_PART = 6.0, 0.1  # credit of overdue jobs, and the part of the devices that they may have together
 
@@ -64,7 +65,7 @@ class WaitingClocks:
     patience_s: Floats = field(default_factory=lambda: np.ones(_CLASSES))  # [class]: since the last mark
     earned: dict[JobId, float] = field(default_factory=dict)
     stops: dict[JobId, int] = field(default_factory=dict)  # preemptions
-    is_changed: bool = False  # since the note that they were read from
+    is_changed: bool = False  # since they were read from the note
 
     @classmethod
     def of(cls, note: Mapping[str, Any], view: Snapshot) -> WaitingClocks:
@@ -80,7 +81,7 @@ class WaitingClocks:
         return [self.times.tolist(), self.marked.tolist(), self.patience_s.tolist(), self.earned, self.stops]
 
     def advance(self, at: float, patience_s: Floats, first: float) -> None:
-        """Run at these paces from now on; `first` is when the oldest job was submitted."""
+        """Let the clocks run at these paces from now on; `first` is when the oldest job was submitted."""
         if not len(self.times):
             self.times, self.marked = np.array([first]), np.zeros((1, _CLASSES))
             self.patience_s, self.is_changed = patience_s, True
@@ -135,7 +136,7 @@ class WaitingClocks:
                 self.is_changed = True
 
     def preemption_factors(self, jobs: Sequence[Job]) -> Floats:
-        """[job]: how many times the cost of a move preempting it once more has to save."""
+        """[job]: the multiple of a move's cost that preempting it once more has to save."""
         if not self.stops:
             return np.ones(len(jobs))
         counted = [min(self.stops.get(job.spec.id, 0), _MOST_STOPS) - _FREE_STOPS for job in jobs]
@@ -148,13 +149,13 @@ def aged(weights: Floats, credit: Floats) -> Floats:
 
 
 def overdue(view: Snapshot, jobs: Sequence[Job], lengths: Floats, wait_s: float) -> Floats:
-    """[job]: further credit of the jobs that waited longest, one or as many as fit into a tenth of the devices.
+    """[job]: further credit of the jobs that waited longest: at least one, and what fits into a tenth of the devices.
 
     Only waiting beyond `wait_s` counts (0: none), and beyond the time that the devices need for all waiting jobs: in an
     overloaded cluster each device-second for a long job delays many short ones. Waiting after a preemption counts too.
-    A job keeps this credit while it runs, until another one has waited longer. Elastic jobs get none, since they would
-    take all devices; nor does any job with several device types, since it would take the fastest, or while the length
-    of a waiting job is unknown.
+    A job keeps this credit while it runs, until another one has waited longer. Elastic jobs get none: they would take
+    all devices. No job gets any if there are several device types (it would take the fastest), or while the length of
+    any waiting job is unknown.
     """
     found = np.zeros(len(jobs))
     ages = view.at - np.array([job.submitted_at for job in jobs])

@@ -27,8 +27,10 @@ from carpool.policies.market.policy_memory import EstimateCache
 
 _LEAST = 0.01  # part of a group's value that remains, however expensive its changes
 _LITTLE = 1e-6  # least relative gain, above rounding
-_STAYS, _UNMEASURED = 1.1, 1.5  # bonus of a group that runs already: splitting it before it is measured teaches nothing
-_HOPED = 1.05  # most that an untried group of waiting jobs counts, in values of the best of them: less than staying
+# bonus of a group that runs already; larger until it is measured, so that it runs long enough for that
+_STAYS, _UNMEASURED = 1.1, 1.5
+# upper limit on an untried group of waiting jobs, relative to the best of them: less than the bonus for staying
+_HOPED = 1.05
 _MOST = 96  # groups considered, the highest bidders per device first: the work grows with the square
 
 Likes = tuple[str, int, int, int]
@@ -197,12 +199,13 @@ def group_lanes(
 
 
 def _lane_group(menu: Menu, bids: Bids, column: int, block: Block, worth: float) -> ColocationGroup:
-    """A block as a group, less valuable by what changes of its running jobs cost."""
+    """A block as a group; its value is reduced by the cost of the changes to its running jobs."""
     values = np.zeros(len(menu.offers))
     values[column] = worth * max(_LEAST, 1.0 - block.late_s / block.end_s)
     if not block.is_measured and all(menu.held[row] == NONE for row in block.rows):
         waiting = bids.values[menu.held == NONE, column]
-        values[column] = min(values[column], _HOPED * float(waiting.max()))  # hope does not displace a running job
+        # an untried group must not displace a running job
+        values[column] = min(values[column], _HOPED * float(waiting.max()))
     if block.is_held:
         values[column] *= _STAYS if block.is_measured else _UNMEASURED
     stays_at = column if block.is_held else NONE

@@ -52,7 +52,7 @@ def bid_order(quote: Quote) -> list[JobId]:
 
 
 def explain_aging(quote: Quote, job: Job) -> str:
-    """What waiting has added to a job's weight; empty if too little to notice."""
+    """How much waiting has raised a job's weight; empty if that is negligible."""
     row = next(row for row, other in enumerate(quote.menu.jobs) if other.id == job.id)
     factor = aged(np.ones(1), quote.credit[row, None] + quote.overdue[row, None])[0]
     return f"waiting has raised its weight {factor:.1f} times" if factor >= _FELT else ""

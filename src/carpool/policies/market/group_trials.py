@@ -16,8 +16,8 @@ from carpool.core.topology import Neighbour, Placement
 
 SETTLED = 0.15  # relative spread below which a retention counts as measured
 _UNKNOWN = 0.25  # relative spread from which a rate alone is unknown
-_LOOK_S = 1.0  # between looks at a new group
-_PATIENCE_S = 15.0  # after which a group that cannot be measured is no longer looked at
+_LOOK_S = 1.0  # between two checks of a new group
+_PATIENCE_S = 15.0  # after which a group that cannot be measured is no longer checked
 _PROBE_AFTER_S = 1.0  # the first steps are slower: kernels load, graphs are captured
 _PROBE_S = 0.3  # length of a probe
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
@@ -57,7 +57,7 @@ class GroupTrials:
         return any(bad <= mix for bad in self.refused)
 
     def review(self, draft: Draft) -> float | None:
-        """Look at all shared devices; probes jobs whose rate alone is unknown. When to look again; None: no need."""
+        """Check shared devices and probe jobs whose rate alone is unknown. Returns when to check again, if needed."""
         if not draft.occupancy.is_shared:
             self.since = {}
             return None
@@ -80,7 +80,7 @@ class GroupTrials:
         return at - self.since.get(_name(mix), at) <= _PATIENCE_S
 
     def is_measured(self, view: Snapshot, kind: Kind, mix: Sequence[MixEntry]) -> bool:
-        """Whether looking longer at a group that runs would tell no more: how fast its jobs are together, and alone.
+        """Whether enough is known about a running group: how fast its jobs are together, and alone.
 
         How fast one is alone is measured by a probe, if it runs long enough for that to pay.
         """
@@ -109,7 +109,7 @@ class GroupTrials:
 
 
 def _rest_s(view: Snapshot, job: Job) -> float:
-    """Seconds until its end at its present rate."""
+    """Seconds until its end at its current rate."""
     return view.estimates.remaining(job, view.at).mean / job.rate if job.rate > 0.0 else inf
 
 

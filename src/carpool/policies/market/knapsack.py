@@ -18,7 +18,7 @@ Choices = NDArray[np.intp]  # [job]: its option, or NONE
 NONE = -1
 _STEPS = 1_500_000  # budget of the exact part
 _CORE = 64  # most jobs of the exact part
-_PASSES = 6  # of filling up
+_PASSES = 6  # that fill up remaining devices
 _TINY = 1e-12  # least price
 _OPTIMAL = 1.0 - 1e-9  # part of the upper bound, beyond which rounding hides what could be gained
 
@@ -31,7 +31,7 @@ def solve_knapsack(values: Floats, needs: Floats, supply: Floats, prices: Floats
     costs = needs @ prices
     surplus = np.where(values > 0.0, values - costs, -np.inf)
     choice, gaps = _at_prices(surplus)
-    best = surplus.max(axis=1).clip(0.0).sum() + supply @ prices  # no assignment is worth more
+    best = surplus.max(axis=1).clip(0.0).sum() + supply @ prices  # an upper bound on the worth of any assignment
     left = _fit(choice, surplus, needs, supply)
     _fill(choice, left, values, needs, prices)
     runs = np.flatnonzero(choice != NONE)

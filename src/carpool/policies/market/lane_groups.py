@@ -34,11 +34,11 @@ MOST = 8  # jobs on one device
 _SUMS = (1.0, 1.2, 1.5, 2.0)  # of a group's shares, tried with equal ones: somewhat more than 1 is usually fastest
 _CONSIDERED = 16  # blocks beside those that share devices already
 _OPTIMISM = 0.25  # standard deviations added to a prediction
-_TRIAL_S = 3.0  # what a trial of a group may cost
+_TRIAL_S = 3.0  # most that a trial of a group may cost
 _SAVES = 1.03  # least factor by which merging shortens completion times
 _CHANGES = 1.1  # least factor by which a change of a running group shortens completion times
-_LISTED = 128  # the schedule has an entry for each of the first jobs, up to so many devices
-_MERGED_JOBS = 32  # … and merges all jobs behind them to so many entries
+_LISTED = 128  # jobs that have an entry of their own in the schedule
+_MERGED_JOBS = 32  # entries into which all jobs behind those are merged
 _MARGIN = 1.1  # on the predicted memory of a tuned batch
 _NEVER_S = 1e12  # time of an option that a job cannot have
 _LEAST = 1e-9
@@ -66,9 +66,9 @@ class Block(NamedTuple):
     speeds: tuple[float, ...]
     cost: float  # Σ weight · completion time
     end_s: float
-    is_held: bool = False  # they run so already
+    is_held: bool = False  # its jobs already run like this
     is_measured: bool = False  # the speeds are not only predicted
-    late_s: float = 0.0  # standstill of its running jobs until they run so
+    late_s: float = 0.0  # standstill of its running jobs until they run like this
     batches: tuple[int, ...] = (0,)  # 0: the job's own
 
 
@@ -201,9 +201,9 @@ class LaneGroups:
         return blocks
 
     def _kept_or_split(self, group: tuple[int, ...], others: Sequence[Block], schedule: Schedule) -> list[Block]:
-        """A group that runs, as it is, at other shares, without one of its jobs, or apart: whichever costs least.
+        """The cheapest way to continue a group: as it is, at other shares, without one of its jobs, or apart.
 
-        While it is about to be measured it stays as it is.
+        A group that is being measured is not changed.
         """
         now, apart = self._now(group), [self._single(row) for row in group]
         if now is None:
@@ -318,7 +318,7 @@ class LaneGroups:
         rest = max(seconds)
         is_held = self._runs_so(rows, shares)
         hope = _OPTIMISM * max(0.0, 1.0 - _TRIAL_S / max(rest, _LEAST))
-        if set(rows) <= self.sharers.get(rows[0], set()):  # it runs already, or a part of it would: no trial
+        if set(rows) <= self.sharers.get(rows[0], set()):  # at least these jobs share a device already: no trial
             hope = 0.0 if is_held else -_OPTIMISM
         speeds = tuple([min(1.0, each.mean + hope * each.std) for each in kept])
         late = [0.0 if is_held else self._late_s(row, share) for row, share in zip(rows, shares, strict=True)]

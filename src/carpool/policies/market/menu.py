@@ -40,7 +40,7 @@ class Menu:
     jobs: Sequence[Job]
     offers: Sequence[Offer]
     cluster: Cluster
-    supply: Floats  # [kind] devices there are
+    supply: Floats  # [kind] existing devices
     needs: Floats  # [offer, kind]
     rates: Floats  # [job, offer]
     batches: Batches  # [job, offer]: the best there, 0: the job's own

@@ -14,7 +14,7 @@ from carpool.policies.market.knapsack import NONE, Choices
 from carpool.policies.market.menu import Menu, rate_on_nodes, rate_when_spread, shape_of
 from carpool.policies.market.policy_memory import Offer
 
-_NEARLY = 0.9  # of the best rate is worth no move to other nodes
+_NEARLY = 0.9  # above this part of the best rate, no move to other nodes
 
 
 def place_all(draft: Draft, menu: Menu, groups: ColocationGroups, choice: Choices) -> None:
@@ -55,7 +55,7 @@ def _place_or_next_best(draft: Draft, menu: Menu, group: ColocationGroup, wanted
         ):
             return
     if menu.cluster.links:
-        _place_group(draft, menu, group, wanted, apart=True, pays=True)  # over a slow link rather than not at all
+        _place_group(draft, menu, group, wanted, apart=True, pays=True)  # a slow link is better than no devices
 
 
 def _spread_ratio(draft: Draft, menu: Menu, group: ColocationGroup, option: int) -> float:

@@ -28,22 +28,22 @@ from carpool.policies.market.prices import Floats, Market, ends, relative_prices
 from carpool.policies.market.uncontended import plan_uncontended
 from carpool.policies.registry import register
 
-_UNPREDICTED = 2  # jobs on one device where the estimator cannot tell what shares do
+_UNPREDICTED = 2  # jobs on one device if the estimator cannot predict the effect of shares
 _WITH_GROUPS = 0.6  # how far prices may fall because jobs share devices
 _ROUNDS = 2  # of prices and the order of completion, which depend on each other
-_REPLACED = 0.5  # part of the completed jobs that arrivals replace, where jobs arrive
+_REPLACED = 0.5  # share of the completed jobs assumed to be replaced by new arrivals, if jobs arrive
 _STAYS = 1.02  # bonus on the current holding, so that ties move no job
-_LEAST = 0.01  # of a job's value remains, however expensive a move
+_LEAST = 0.01  # least part of a job's value that remains, however expensive a move is
 _TINY = 1e-9  # least work
-_STARTED = 0.5  # part of its length that a job is taken to have left once it runs, before its first report
+_STARTED = 0.5  # share of its length that a job is assumed to have left between its start and its first report
 _YOUNG_S = 300.0  # least remaining time assumed for a job of unknown length
-_BY_STEPS = 0.3  # exponent of the number of steps in the length of a job that never ran: long steps are often fewer
-_HOPE = 0.5  # part by which it is hoped to be shorter, where a look at it is cheap
-_FIRST_LOOK_S = (
-    10.0  # what a look at a job that never ran may cost: its start, and the move of the job that it displaces
-)
-_LOOK_S, _PATIENCE_S = 1.0, 15.0  # between looks at a job that never ran before, and for how long
-_EXPLAINED = 2  # changes up to which a plan's reason explains each
+# exponent of the number of steps in the length assumed for a job that never ran: if they are few, each is often longer
+_BY_STEPS = 0.3
+_HOPE = 0.5  # how much shorter than typical a job that never ran is assumed to be, if trying it is cheap
+# What it may cost to try a job that never ran: its start, and the move of the job that it displaces.
+_FIRST_LOOK_S = 10.0
+_LOOK_S, _PATIENCE_S = 1.0, 15.0  # between plans while a job runs for the first time, and until when
+_EXPLAINED = 2  # most changes that a plan's reason explains one by one
 
 
 @register("carpool")
@@ -292,7 +292,8 @@ class Carpool(Policy):
         stick = np.where(menu.is_sure, _STAYS, self.trust)
         rest_here = np.clip(market.work / np.maximum(menu.stay_rates, 1e-30), _TINY, self.horizon_s)
         stays = worths * menu.stay_rates * stick * (1.0 + np.minimum(1.0, move / rest_here))
-        least = np.where(values > 0.0, values, np.inf).min(axis=1)  # of all sizes alike: it may still grow and shrink
+        # the same for all sizes, so the job may still be resized
+        least = np.where(values > 0.0, values, np.inf).min(axis=1)
         able = runs & np.isfinite(least)
         again = memory.clocks.preemption_factors(menu.jobs) - 1.0
         charge = np.maximum(move, self.move_s) * again / rest_here
@@ -333,7 +334,7 @@ class Carpool(Policy):
 
 
 def _is_looked_at(view: Snapshot, job: Job) -> bool:
-    """Whether a job of known length has just begun to run for the first time, so that its rate is about to be known."""
+    """Whether a job of known length has just started for the first time, so that its rate will soon be known."""
     is_new = view.estimates.knows_length(job) and not view.estimates.knows_scale(job.spec)
     return is_new and (job.desired is None or view.at - job.since <= _PATIENCE_S)
 
@@ -355,7 +356,7 @@ def _lengths(menu: Menu, work: Floats) -> Floats:
 
 
 def _with_blocks(market: Market, blocks: Sequence[tuple[int, Block]]) -> tuple[list[int], Market]:
-    """The rows of single jobs and of the first job of each block, and the market in which these stand for all."""
+    """The rows of single jobs and of each block's first job, and the market in which that one stands for its block."""
     rates, weights, work = market.rates.copy(), market.weights.copy(), market.work.copy()
     for column, block in blocks:
         first = block.rows[0]
@@ -375,7 +376,7 @@ def _ranks(jobs: Sequence[Job]) -> Floats:
 def _per_member(market: Market, prices: Floats, blocks: Sequence[tuple[int, Block]]) -> Floats:
     """[job]: factors that order blocks among jobs by their time over their weight.
 
-    A bill is the time times 1 + price / weight; for a block the weight is that of its mean member here.
+    A bill is the time times 1 + price / weight; here a block's weight is the mean weight of its members.
     """
     found = np.ones(len(market.work))
     for column, block in blocks:

@@ -58,7 +58,7 @@ class Held(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What a job requests, as far as its row depends on it."""
+    """The part of a job's request that its row depends on."""
 
     spec: JobSpec
     number: int  # equal for equal requests
@@ -66,7 +66,7 @@ class Ask(NamedTuple):
 
 
 class EstimateCache:
-    """Estimates and holdings kept between plans; what ended jobs used is dropped now and then."""
+    """Estimates and holdings kept between plans; entries of ended jobs are dropped from time to time."""
 
     def __init__(self) -> None:
         self._asked: tuple[Estimator, Cluster] | None = None
@@ -100,7 +100,7 @@ class EstimateCache:
 
 
 _NEWEST = 0.3  # weight of the last completed job in the mean length of its model
-_NEARLY = 0.1  # least part of the mean length that remains, until the job exceeds it by as much
+_NEARLY = 0.1  # least part of the mean length assumed to remain, until the job exceeds the mean by that part
 
 
 @dataclass(slots=True)

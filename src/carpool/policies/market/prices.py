@@ -39,7 +39,7 @@ _LARGE = 50_000  # jobs × options
 _SMALL = 5_000  # jobs × options, below which one block is faster
 _ABOVE = 1.0 + 1e-9  # a price at which the job at the margin prefers nothing, despite rounding
 _NEVER = 1e-30  # least rate
-_DIGITS = 9  # of a figure's logarithm that tell jobs apart
+_DIGITS = 9  # significant digits of a figure's logarithm that distinguish jobs
 
 
 class _Rigid(NamedTuple):
@@ -55,7 +55,7 @@ class Market:
 
     rates: Floats  # [job, option] believed units of work per second; 0: not possible
     needs: Floats  # [option, kind] devices that an option takes
-    supply: Floats  # [kind] devices there are
+    supply: Floats  # [kind] existing devices
     weights: Floats  # [job]
     work: Floats  # [job] units of work left
     per_unit: Floats = field(init=False, repr=False)  # [job, option] seconds for a unit of work
@@ -127,7 +127,7 @@ class Market:
         return found
 
     def _as_rigid(self) -> _Rigid | None:
-        """The jobs of a market with one device type, in which no job has a choice of sizes; None: of another one."""
+        """The jobs of a market with one device type, if no job has a choice of sizes; None for any other market."""
         if not self._rigid:
             is_able = self.rates > 0.0
             choices = np.count_nonzero(is_able, axis=1)
@@ -201,7 +201,7 @@ class _Block:
 def _blocks(rates: Floats, per_unit: Floats, weights: Floats) -> list[_Block]:
     """Jobs grouped by possible options; one block if the market is small."""
     everything = slice(None)
-    if rates.size <= _SMALL or not (weights > 0.0).all():  # with zero weights impossible options would look free
+    if rates.size <= _SMALL or not (weights > 0.0).all():  # with zero weights, impossible options would seem free
         return [_Block(np.arange(len(rates)), everything, rates, per_unit, weights)]
     able = rates > 0.0
     packed = np.packbits(able, axis=1)

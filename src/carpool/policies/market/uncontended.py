@@ -23,7 +23,7 @@ def plan_uncontended(view: Snapshot, patience_s: float) -> Plan | None:
     waiting = [view.jobs[name] for name in view.waiting]
     if any(
         view.at - job.since > _SHORTLY * patience_s for job in waiting
-    ):  # the market stores what it earned by waiting
+    ):  # the market stores the credit that it has earned by waiting
         return None
     if view.cluster.links and any(job.spec.devices > max(view.cluster.node_size.values()) for job in waiting):
         return None  # there may be a choice of links

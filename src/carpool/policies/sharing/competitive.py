@@ -26,7 +26,7 @@ from carpool.policies.sharing.trial_log import Trial, Trials
 from carpool.policies.sharing.trial_model import TrialModel, sm_sensitivity
 
 _LEAST = 1e-9
-_PATIENCE_S = 5.0  # between looks while orders are not applied; the policy plans when they are
+_PATIENCE_S = 5.0  # between checks while orders are not applied yet; once they are, the policy plans
 _PROBE_S = 0.3  # length of a probe, in steps at the shared rate
 _FEWEST_STEPS, _MOST_STEPS = 4, 400  # of a probe
 _MATTERS = 0.2  # least SM sensitivity or slowdown that counts
@@ -232,7 +232,7 @@ class Competitive(Policy):
         vector, values = search.best(trial.best, tabu=tried)
         if vector not in tried and search.value(values) > trial.value * (1.0 + self.min_gain):
             return vector
-        # without mixes the search knows only that more share is more
+        # without mixes the search only knows that a larger share is faster
         return None if search.estimates.predicts_mixes or moderate in tried else moderate
 
     def _fall_back(

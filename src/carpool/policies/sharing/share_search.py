@@ -16,7 +16,7 @@ _LEAST = 1e-6
 _STARTS = 3  # equal vectors that the search climbs from
 _UNSURE = 0.25  # relative spread from which a rate is a guess
 _MODERATE = 1.5  # sum of equal shares at which sharing is usually best
-_TIE = 1e-6  # worth of throughput where the slowest job is equally fast
+_TIE = 1e-6  # weight of the throughput among vectors whose slowest job is equally fast
 _MOVES = 64  # search rounds at most; each improves, so this only guards against rounding
 
 
@@ -70,7 +70,7 @@ def barrier(weights: Sequence[float], values: Sequence[float]) -> float:
 
 
 OBJECTIVES: Mapping[str, Callable[[Sequence[float], Sequence[float]], float]] = {"fair": fair, "raw": raw}
-_BY_NAME = {**OBJECTIVES, "barrier": barrier}  # which is no objective of a policy: its weights are seconds
+_BY_NAME = {**OBJECTIVES, "barrier": barrier}  # `barrier` is not an objective of a policy: its weights are seconds
 
 
 @dataclass(slots=True)

@@ -10,15 +10,16 @@ from carpool.core.draft import Draft
 from carpool.core.model import DeviceId, Job, JobId
 from carpool.policies.sharing.share_search import Setting, ShareSearch, Vector
 
-_CORRECTED = (0.2, 5.0)  # how far one measurement may move what is believed
-_SPANS = (1, 2, 4)  # looks that a window may last
+_CORRECTED = (0.2, 5.0)  # how far one measurement may move an estimate
+_SPANS = (1, 2, 4)  # checks that a window may last
 _REMEMBERED = 2 * _SPANS[-1] + 1  # looks
-_STEADY = 0.08  # by how much two windows may differ in a rate that is believed: a mirror that is written costs 5 %
-_ALIKE = 0.01  # values that measuring cannot tell apart: the earlier vector is the plainer one
-_MOST_SILENT = 6  # consecutive looks without a report
-_MOST_LOOKS = 24  # at a vector whose rates do not settle, or whose jobs cannot be measured alone, or not all report
-_FEWEST_STEPS = 4  # of each job in a window, where nothing is believed of them: the first few are not like the others
-_MOST_AWAITED = 150  # looks in a row at which not all have reported, where nothing is believed of them
+_STEADY = 0.08  # largest relative difference between two windows that agree: writing a mirror costs 5 %
+_ALIKE = 0.01  # values that measuring cannot distinguish: then the earlier vector, which is simpler, counts as better
+_MOST_SILENT = 6  # successive checks without a report
+# checks of a vector whose rates do not settle, whose jobs cannot be measured alone, or do not all report
+_MOST_LOOKS = 24
+_FEWEST_STEPS = 4  # of each job in a window, if there is no estimate for it: the first few steps differ from the others
+_MOST_AWAITED = 150  # successive checks at which some job has not reported, if there is no estimate for it
 
 
 class Tried(NamedTuple):

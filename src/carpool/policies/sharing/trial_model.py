@@ -174,7 +174,7 @@ class TrialModel(Estimator):
         return memory_of(self.estimates, spec)
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Trials teach it, not reports."""
+        """Learns nothing from reports, only from trials."""
 
 
 def _shares(vector: Vector) -> tuple[float, ...]:

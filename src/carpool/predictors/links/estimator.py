@@ -162,7 +162,7 @@ class LinkEstimator(Estimator):
         self._known = dict(known or {})  # by model
         self._work: dict[JobId, _Work] = {}
         self._seen: dict[PlacedTraining, int] = {}
-        self._widths: dict[str, dict[int, float]] = {}  # by training: seconds of a step on so many devices
+        self._widths: dict[str, dict[int, float]] = {}  # by training: seconds of a step, by number of devices
         self._fresh: list[tuple[PlacedTraining, float]] = []
         self._answers: dict[tuple[str, Groups, int], Estimate] = {}
         self._spots: dict[Groups, tuple[int, ...] | None] = {}
@@ -174,14 +174,15 @@ class LinkEstimator(Estimator):
         if work is None or step is None:
             rate = placement.num_devices / spec.devices * share
             if step is not None and (asked := self.step_time(spec, self._asked_for(spec, placement))) is not None:
-                rate = asked.mean / step.mean * share  # as declared on what it requested, in proportion elsewhere
+                # as declared on the devices it requested, in proportion elsewhere
+                rate = asked.mean / step.mean * share
             return Estimate(rate, rate * _UNSURE)
         batch = placement.batch_size or spec.batch_size or work.batch
         rate = work.per_step * batch / work.batch / step.mean * share
         return Estimate(rate, rate * step.std / step.mean)
 
     def step_time(self, spec: JobSpec, placement: Placement) -> Estimate | None:
-        """Seconds of a step there; None before anything was learned of it."""
+        """Seconds of a step there; None before anything was learned about it."""
         if spec.model not in self._widths:
             return None
         batch = self._batch(spec, placement)
@@ -197,8 +198,8 @@ class LinkEstimator(Estimator):
     def _first_step(self, runner: PlacedTraining) -> Estimate | None:
         """Scaled from the only device count seen so far.
 
-        The fixed part of a step is unknown then; more devices are assumed to help (Amdahl, a tenth serial), so
-        that they are tried.
+        The fixed part of a step is unknown then. More devices are assumed to help (Amdahl, a tenth serial), so that
+        policies try them.
         """
         widths = self._widths[runner.model]
         if len(widths) > 1:

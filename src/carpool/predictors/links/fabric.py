@@ -66,7 +66,7 @@ class Fabric:
         wires += [FabricLink(link.ends, f"link {link.ends[0]}-{link.ends[1]}") for link in cluster.links]
         lone = [node.name for node in cluster.nodes if node.name not in linked]
         if lone and linked:
-            lone.append(min(linked))  # so that all are connected
+            lone.append(min(linked))  # so that all nodes are connected
         wires += [FabricLink((name, "switch"), NETWORK) for name in lone] if len(lone) > 1 else []
         return cls(wires)
 
@@ -86,7 +86,7 @@ class Fabric:
         return found
 
     def in_order(self, devices: Sequence[int]) -> list[int]:
-        """Devices in a chain from the lowest, always continuing with the nearest left."""
+        """Devices in a chain from the lowest, always continuing with the nearest remaining one."""
         left = sorted(devices)
         order = left[:1]
         del left[:1]

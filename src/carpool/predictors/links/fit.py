@@ -169,8 +169,8 @@ class Residuals:
 
 
 _STEPS, _FIRST, _AFTER = 30, 20, 3  # at most: shared steps; own steps before these, and after each
-_OWN = 12  # own steps alone; more would gain less than measurement noise
-_GOOD, _GOOD_OWN = 1e-5, 1e-3  # relative gain of a step below which it is the last
+_OWN = 12  # own steps alone; further ones would gain less than measurement noise
+_GOOD, _GOOD_OWN = 1e-5, 1e-3  # the iteration ends after a step with a smaller relative gain
 _DAMPED, _LESS, _MORE = 0.1, 0.2, 4.0  # on the diagonal: initial, after a successful step, after a failed one
 _DAMPED_OWN, _LESS_OWN, _MORE_OWN = 1.0, 0.1, 3.0
 _TRIES = 6  # dampings tried before giving up
@@ -180,7 +180,7 @@ _MAX_MOVE = 2.0  # of a parameter in one step, in logarithms
 def solve(errors: Residuals, row: Floats) -> Floats:
     """The best vector near a given one."""
     own = _Own(errors)
-    with one_thread(), np.errstate(all="ignore"):  # a step that goes too far is dropped
+    with one_thread(), np.errstate(all="ignore"):  # a step that goes too far is rejected
         row = own.solved(row, _FIRST)
         cost, damping = own.cost(row), _DAMPED
         for _ in range(_STEPS):

@@ -192,9 +192,8 @@ class _Rows:
             member = len(self.runners)
             self.runners.append(runner)
             for kind, samples in dict.fromkeys(zip(runner.kinds, runner.samples, strict=True)):
-                self.devices.append(
-                    (member, self.kinds[kind], samples)
-                )  # equal devices with equal parts are equally fast
+                # Equal devices with equal parts are equally fast.
+                self.devices.append((member, self.kinds[kind], samples))
             self.spread.append(_spread(self.fabric, runner.devices))
             for stream, walked in _walks(self.fabric, runner, walks):
                 self._add_stage(member, stream, walked, on_hop)

@@ -9,8 +9,8 @@ from carpool.core.estimates import Estimate
 from carpool.core.model import JobId, JobSpec
 from carpool.core.topology import Path, Placement
 
-_OVERHEAD_S = 0.03  # spread of what a step waits besides its transfers, before the first measurement
-_JOB_SPREAD, _EXACT_SPREAD, _PATH_SPREAD = 0.2, 0.5, 0.1  # of log factors, likewise
+_OVERHEAD_S = 0.03  # spread of the time that a step waits apart from its transfers, before the first measurement
+_JOB_SPREAD, _EXACT_SPREAD, _PATH_SPREAD = 0.2, 0.5, 0.1  # of log factors, before the first measurement
 _NOISE = 0.25  # of one measured synchronisation, relative: reports are moving averages, and machines are busy
 _DRIFT = 0.02  # of a log factor from one measurement to the next
 _MOST = 3.0  # largest log of a factor
@@ -71,7 +71,7 @@ class SpanModel:
         return Estimate(mean, min(mean, sqrt(max(0.0, spread))))
 
     def learn(self, spec: JobSpec, placement: Placement, sync_s: float) -> None:
-        """Take in the measured synchronisation of a step."""
+        """Learn from the measured synchronisation of a step."""
         base_s = self._base_s(spec, placement)
         if base_s is None or placement.path is None or sync_s <= 0.0:
             return

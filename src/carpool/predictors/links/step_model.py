@@ -168,8 +168,8 @@ class TransferTimes(NamedTuple):
     input: Floats  # [member]
     once: Floats  # [stage] one pass
     alone: Floats  # [load] by itself on its link
-    by_links: Floats  # [stage] of one pass, what the links' speeds make it take, before latencies and crowding
-    crowd: Floats  # [stage] what crowding makes of a pass
+    by_links: Floats  # [stage] one pass by the links' speeds alone, without latencies and crowding
+    crowd: Floats  # [stage] factor of a pass by crowding
 
 
 class StepGradients(NamedTuple):
@@ -267,7 +267,7 @@ class StepModel:
         for _ in range(_ROUNDS):
             _, _, once, alone, *_ = self.transfers(figures, met)
             busy = np.minimum(1.0, once[stage] * layout.stage_repeats[stage] / total[layout.stage_member[stage]])
-            rate = np.minimum(alone[other] / once[stage], 0.999)  # of the link's speed, while it is at it
+            rate = np.minimum(alone[other] / once[stage], 0.999)  # of the link's speed, while it uses the link
             slower = np.minimum(crowd, rate / (1.0 - rate))
             wanted = 1.0 + np.bincount(own, busy * slower, len(met))
             met = 0.5 * (met + wanted)

@@ -27,7 +27,7 @@ _SCHEMA = 1
 _FEWEST = 12  # steps of a training before its residuals are modelled
 _ROWS = 240  # steps used for that, at most
 _NOISES = (0.03, 0.1, 0.3, 1.0)
-_LEAST = 0.02  # relative spread, however well everything fits
+_LEAST = 0.02  # relative spread, however good the fit is
 _GUESSED = 0.5  # least relative spread for an unseen training, device type or link type
 
 
@@ -71,7 +71,7 @@ class Throughput:
         return sum(map(len, getattr(self, "groups_", ())))
 
     def link_speeds(self) -> Mapping[str, float]:
-        """Bytes per second of each link type, as far as steps tell."""
+        """Bytes per second of each link type, as learned from steps."""
         return dict(zip(self.fabric.kinds, np.exp(self._fitted().figures.speed).tolist(), strict=True))
 
     def save(self, path: str | Path) -> None:
@@ -93,7 +93,7 @@ class Throughput:
             model = cls(fabric, habits=document["habits"])
             return model.fit(groups, document["seconds"]) if groups else model
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"is no saved model of throughput: {error}", where=str(path)) from None
+            raise InputError(f"is not a saved throughput model: {error}", where=str(path)) from None
 
     def _fitted(self) -> _Learned:
         if not self.num_steps:

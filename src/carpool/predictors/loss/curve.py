@@ -30,9 +30,9 @@ _FEWEST = 5  # points before a curve is used
 _FLOORS = 16  # floors tried from 0 to the current loss (or the target), then again between the likely ones
 _ROUNDS = 20  # of the damped Gauss-Newton iteration
 _LEAST = 0.02  # of the largest loss: errors of smaller ones are not weighted more
-_MIN_GAIN = 1e-3  # relative gain of a round below which it is the last
+_MIN_GAIN = 1e-3  # the iteration ends after a round with a smaller relative gain
 _UNLIKELY = 1e-3  # of the likelihood of the best floor
-_OUTLYING = 1.5  # residuals beyond so many standard deviations count less (Huber)
+_OUTLYING = 1.5  # residuals beyond this many standard deviations count less (Huber)
 _MOST_SURE = 40.0  # points after which confidence stops growing: no training follows the formula exactly
 _WIDEST = 1.0  # greatest spread of the logarithm of the remaining steps
 _LATELY = 256  # raw points kept for recent declines
@@ -87,7 +87,7 @@ class LossCurve:
         return self.lately_[-1][0] if self.lately_ else 0.0
 
     def decline(self, steps: float) -> float | None:
-        """Decrease of the loss over the last so many steps; None before there are that many."""
+        """Decrease of the loss over the last `steps` steps; None before there are that many."""
         if not self.lately_:
             return None
         since = self.last_step - steps
@@ -95,7 +95,7 @@ class LossCurve:
         return earlier[-1] - self.lately_[-1][1] if earlier else None
 
     def lately(self, steps: float) -> float:
-        """The mean loss reported in the last so many steps."""
+        """The mean loss reported in the last `steps` steps."""
         since = self.last_step - steps
         return float(np.mean([loss for step, loss in self.lately_ if step > since]))
 
@@ -144,7 +144,7 @@ class LossCurve:
         middle = float(weights @ np.log(left))
         sure = min(float(len(self.steps_)), _MOST_SURE)
         width = min(_WIDEST, sqrt(float(weights @ (np.log(left) - middle) ** 2) + 1.0 / sure**2))
-        likely = exp(min(middle, 600.0))  # the median: the mean is drawn out by floors just below the target
+        likely = exp(min(middle, 600.0))  # the median: floors just below the target would dominate the mean
         chance = min(float(weights @ np.minimum(jitter, left)), likely)
         return Estimate(now + likely, hypot(likely * sqrt(exp(width**2) - 1.0), chance))
 
@@ -215,9 +215,8 @@ def _fit_each(steps: Floats, losses: Floats, floors: Floats) -> _Fits:
     """
     step_unit, loss_unit = float(steps[-1]) or 1.0, max(float(np.abs(losses).max()), 1e-12)
     k, observed, floor = steps / step_unit, losses / loss_unit, (floors / loss_unit)[:, None]
-    tops = np.maximum(
-        np.array([observed[:3].mean(), _present(observed)]) - floor, 1e-3
-    )  # above the floor, first and now
+    # The loss above the floor, at the start and now.
+    tops = np.maximum(np.array([observed[:3].mean(), _present(observed)]) - floor, 1e-3)
     first = 1.0 / tops[:, :1]
     slope = np.maximum((1.0 / tops[:, 1:] - first) / max(float(k[-1] - k[0]), 1e-9), 1e-3)
     level = np.maximum(np.convolve(np.pad(np.abs(observed), 2, "edge"), np.full(5, 0.2), "valid"), _LEAST)
@@ -240,7 +239,7 @@ class _Line(NamedTuple):
     """Curves for given log b0 and log b1, one per row, and their derivatives."""
 
     logs: Floats
-    gaps: Floats  # what the curves leave unexplained
+    gaps: Floats  # residuals of the curves
     by_b0: Floats  # slopes by log b0
     by_b1: Floats
     weights: Floats  # of each point

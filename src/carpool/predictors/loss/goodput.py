@@ -71,8 +71,8 @@ class ThroughputModel:
 
         T      = (T_grad^γ + T_sync^γ)^(1/γ),  1 ≤ γ ≤ 10;  each further pass adds T_grad
 
-    Fitted by the sum of the root mean squared errors of log T_grad and log T. Unobserved terms are taken as perfect
-    (0), so that the job tries them; the network is at least a tenth slower than a node.
+    Fitted by the sum of the root mean squared errors of log T_grad and log T. Unobserved terms are assumed to be 0, so
+    that policies try such placements; the network is at least a tenth slower than a node.
     """
 
     params_: Floats = field(default_factory=lambda: np.array(_START))  # α, β, α_m, β_m, α_l, β_l, γ
@@ -223,10 +223,9 @@ class _Agent:
     noise: float
     samples: dict[tuple[int, int, int], Sample] = field(default_factory=dict)
     model: ThroughputModel | None = None  # None: samples have changed
-    asked: object = None  # what `goodputs` was last asked, and
-    answer: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # what it said: plans ask far more often than jobs learn
+    asked: object = None  # the arguments of the last call of `goodputs`
+    # Its result: plans ask far more often than a new report changes the answer.
+    answer: list[tuple[float, int]] = field(default_factory=list)
 
 
 class PolluxAgents(Estimator):

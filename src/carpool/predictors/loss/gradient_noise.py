@@ -37,7 +37,7 @@ class NoiseScale:
     def partial_fit(self, sizes: Sequence[int], part_norms: Sequence[float], total_norm: float) -> NoiseScale:
         """Add one batch: samples of each part, |g_i|² of its mean gradient, and |g|² of the batch's."""
         count, whole = len(sizes), sum(sizes)
-        assert count > 1, "one part shows no noise"
+        assert count > 1, "noise cannot be measured with one part"
         local = sum(size / whole * norm for size, norm in zip(sizes, part_norms, strict=True))
         seen = np.array([whole * (local - total_norm), count * total_norm - local]) / (count - 1)
         self.num_steps_ += 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from carpool.core.estimates import Estimate
 
-_UNSEEN_TIME = 0.3  # relative error assumed where two points or fewer say nothing about it
+_UNSEEN_TIME = 0.3  # relative error assumed if two points or fewer leave it undetermined
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class StepTime:
 Floats = NDArray[np.float64]
 
 _TERMS = 4
-_UNSEEN_MEMORY = 0.05  # relative error assumed where too few points are known to tell
+_UNSEEN_MEMORY = 0.05  # relative error assumed if too few points leave it undetermined
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ class Costs(NamedTuple):
     end_s: float | None = None  # from its last step to its end: evaluation, checkpoint
 
     def over(self, others: Costs) -> Costs:
-        """These, filled up with others where unknown."""
+        """These costs, with unknown ones replaced by those of `others`."""
         return Costs(*[other if mine is None else mine for mine, other in zip(self, others, strict=True)])
 
 
@@ -186,10 +186,12 @@ def read_profile(path: Path) -> Profile:
             f"cannot be read: {error.strerror}", where=str(path), way_out="Make one with carpool profile."
         ) from None
     except UnicodeDecodeError:
-        raise InputError("is no text", where=str(path), way_out="Make a profile with carpool profile.") from None
+        raise InputError("is not text", where=str(path), way_out="Make a profile with carpool profile.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"is no profile: {type(error).__name__}: {error}", where=str(path), way_out="Make one with carpool profile."
+            f"is not a profile: {type(error).__name__}: {error}",
+            where=str(path),
+            way_out="Make one with carpool profile.",
         ) from None
 
 

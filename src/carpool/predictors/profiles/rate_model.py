@@ -19,7 +19,7 @@ _MEASURED, _SCALED, _DOUBTFUL = 0.05, 0.25, 0.5  # least relative spread by basi
 
 
 class RateBelief(NamedTuple):
-    """Steps per second, and on what they are based."""
+    """Steps per second, and what they are based on."""
 
     rate: Estimate
     basis: str  # "measured", "fitted" or "scaled", and any doubt
@@ -36,7 +36,7 @@ class ProfileRateModel:
     """
 
     profile: Profile
-    doubt: str = ""  # why it may not apply here: another file, another machine
+    doubt: str = ""  # why the profile may not apply here: another file, another machine
     exact: bool = False
     _steps: Mapping[str, StepTime] = field(default_factory=dict, repr=False)
     _held: MemoryModel | None = field(default=None, repr=False)
@@ -64,7 +64,7 @@ class ProfileRateModel:
         return None if total is None else float(total)
 
     def memory(self, spec: JobSpec) -> int:
-        """Bytes that each device of a job should have for it, with margin; 0: unknown."""
+        """Bytes that a job needs on each of its devices, with a margin; 0: unknown."""
         if self._held is None:
             return 0
         return int(self._held.bound((spec.batch_size or self.profile.batch_size) / spec.devices))

@@ -30,7 +30,7 @@ class Solo:
     fill: float = 1.0  # share of the streaming multiprocessors that its kernels have blocks for
     occupancy: float = 0.0
     brief: float = 0.0  # share of its time in kernels under 10 µs
-    memory_bw: float = 0.0  # bytes of all tensors read and written, over what the memory could move
+    memory_bw: float = 0.0  # bytes of all tensors read and written, over the bytes that the memory could move
     arithmetic: float = 0.0
     power: float = 0.0
     host_bw: float = 0.0  # share of the host link
@@ -90,7 +90,7 @@ class ColocationTable:
             return cls.of_document(document)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise InputError(
-                f"is no co-location table: {type(error).__name__}: {error}",
+                f"is not a co-location table: {type(error).__name__}: {error}",
                 where=str(path),
                 way_out="Give what benchmarks/gpu_colocation.py wrote.",
             ) from None

@@ -46,7 +46,7 @@ _MOST_GROUPS = 512  # measured groups kept, the newest
 
 
 class Traits(NamedTuple):
-    """What is known of a job alone; None or 0: unknown."""
+    """What is known about a job alone; None or 0: unknown."""
 
     step_s: float | None = None
     memory_bytes: int = 0  # peak on a device
@@ -134,7 +134,7 @@ class LanePrior:
         apart = (1.0 - np.eye(shares.shape[1]))[None]
         slopes = np.zeros((*shares.shape, shares.shape[1], _LATENTS))
         slopes[..., 2] = by_neighbour * presses[:, None, :] * apart
-        eased = present * g * by_work * alone * (1.0 - alone)  # less work under a cap presses less
+        eased = present * g * by_work * alone * (1.0 - alone)  # less work under a cap puts less pressure on neighbours
         slopes[..., 0] = -by_neighbour * eased[:, None, :] * apart
         diagonal = np.arange(shares.shape[1])
         slopes[:, diagonal, diagonal, 0] = alone - 1.0
@@ -150,7 +150,7 @@ class CorePrior:
     noise: float = 0.1
 
     def latents(self, traits: Traits) -> tuple[Floats, Floats]:
-        """A job on one core is taken to need all of it; of several cores most jobs leave some idle."""
+        """A job on one core is assumed to need all of it; on several cores, most jobs leave some idle."""
         if traits.busy is not None:
             busy = min(1.0, max(_LEAST, traits.busy))
             needs = min(1.0, busy * self.cores)
@@ -212,7 +212,7 @@ class RetentionModel:
         return len(self._groups)
 
     def learn(self, mix: Mix, observed: Observed) -> None:
-        """Take in the measured speeds of a mix, or of one job alone under a cap."""
+        """Learn from the measured speeds of a mix, or of one job alone under a cap."""
         key = tuple((sharer.job, sharer.share) for sharer in mix)
         self._groups.pop(key, None)
         self._groups[key] = tuple(mix), observed

@@ -113,7 +113,7 @@ class SharedThroughput(Estimator):
         kept = report.rate / self._speed(own)
         is_steady = before is not None and before.sharer == own and abs(kept / before.kept - 1.0) <= _CHANGED
         beside[job.id] = _Seen(at, own, kept, is_steady)
-        if before is not None:  # jobs that have not reported since are gone
+        if before is not None:  # a job that has not reported since is gone
             beside = self._seen[device] = {other: seen for other, seen in beside.items() if seen.at >= before.at}
         if len(beside) > 1 and all(seen.is_steady for seen in beside.values()):
             self._take(list(beside.values()))

@@ -15,7 +15,7 @@ _POLL_BYTES = 1 << 20  # of one file at a time
 _LAST_BYTES = 16 << 20  # after the program's exit
 _MAX_FILES = 32
 _MAX_ROWS = 8  # of one poll: more would fill the journal
-_MANY_ROWS = 20_000  # from here on one row per poll
+_MANY_ROWS = 20_000  # with more rows than this, one row per poll
 
 
 class CommandMetrics:
@@ -24,7 +24,7 @@ class CommandMetrics:
     def __init__(self, log: Path, folder: Path, patterns: Sequence[str], since: float) -> None:
         self._folder = folder
         self._patterns = patterns
-        self._since = since  # event files that were last written before are of earlier runs
+        self._since = since  # event files last written before then belong to earlier runs
         self._log = _Tail(log, MetricLines(), start=_size(log))
         self._files: dict[Path, _Tail] = {}
         self._num_rows = 0
@@ -44,7 +44,7 @@ class CommandMetrics:
         return _MAX_ROWS if self._num_rows < _MANY_ROWS else 1
 
     def _with_known_names(self, row: MetricRow) -> MetricRow:
-        """A row without metrics beyond the most names of one job."""
+        """A row without metrics beyond a job's maximum number of names."""
         for name in row.metrics:
             if len(self._names) < MAX_METRICS:
                 self._names.add(name)
@@ -63,9 +63,9 @@ class CommandMetrics:
 
 
 class EvaluationLimiter:
-    """Passes on the metrics that a session reports: a few at once, then so many a second, the newest always.
+    """Passes on a session's metrics: a burst at once, then a fixed number a second, always including the newest.
 
-    What comes faster is merged and passed on by `flush`.
+    Faster reports are merged and passed on by `flush`.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class EvaluationLimiter:
 
 
 class _Tail:
-    """A regular file that grows, read from where the last reading ended."""
+    """A growing regular file; each read continues where the previous one ended."""
 
     def __init__(self, path: Path, decoder: MetricLines | EventReader, start: int = 0) -> None:
         self._path = path
@@ -100,7 +100,7 @@ class _Tail:
         try:
             with os.fdopen(open_untrusted(self._path), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < self._at:  # it was written anew
+                if size < self._at:  # it was rewritten
                     self._at = 0
                 self._at = max(self._at, first_kept_byte(file.fileno()))
                 data = os.pread(file.fileno(), most, self._at)
@@ -121,7 +121,7 @@ def _merged(rows: list[MetricRow]) -> list[MetricRow]:
 
 
 def _thin(rows: list[MetricRow], most: int) -> list[MetricRow]:
-    """At most so many rows, evenly chosen, with the last value of every metric in the last one."""
+    """At most `most` rows, evenly chosen, with the last value of every metric in the last one."""
     if len(rows) <= most:
         return rows
     newest: dict[str, float] = {}

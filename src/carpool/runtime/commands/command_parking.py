@@ -1,8 +1,8 @@
 """Parking of a command: frees its devices without ending its processes, and continues them later.
 
 Processes on a GPU are checkpointed by the driver, which frees all memory of the device. Then, and on a CPU, all
-processes of the command are stopped with SIGSTOP and keep their host memory. Where the driver cannot (older than 570,
-or under MPS), a command on a GPU is only stopped, if enough memory of the device stays free.
+processes of the command are stopped with SIGSTOP and keep their host memory. If the driver cannot do that (older than
+570, or under MPS), a command on a GPU is only stopped, provided that enough memory of the device stays free.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CommandParking:
         return len(devices) == 1 and not self._driver_problem()
 
     async def park(self, reaper: int, devices: Collection[LocalDevice]) -> str:
-        """Free the devices; how, in words. ParkingError if that is impossible, and then the command runs on."""
+        """Free the devices. Returns how, in words. ParkingError if that is impossible: the command keeps running."""
         free, total = self._available_memory()
         if free < _RAM_RESERVE * total:
             raise ParkingError(f"only {free / 2**30:.1f} of {total / 2**30:.1f} GiB of RAM are available")
@@ -79,7 +79,7 @@ class CommandParking:
         return "its processes are stopped and keep their memory" + (f" ({problem})" if problem else "")
 
     async def restore(self, reaper: int, cores: Collection[int]) -> None:
-        """Continue the command on these cores; none: those it has. ParkingError if the driver refuses: still parked."""
+        """Continue the command on these cores; none: those it has. On a ParkingError of the driver it stays parked."""
         if cores:
             bind_tree(reaper, cores)
         continue_tree(reaper)
@@ -96,6 +96,6 @@ class CommandParking:
 
 
 async def _stop(reaper: int) -> None:
-    # The kernel stops a process when it runs next, and tells no one.
+    # The kernel stops a process when it is next scheduled, without a notification.
     while not stop_tree(reaper):  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)

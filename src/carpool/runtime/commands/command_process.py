@@ -123,7 +123,7 @@ class CommandProcess:
         self._finishing: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
         self._exited.set()
-        self._metrics: CommandMetrics | None = None  # of the process that runs
+        self._metrics: CommandMetrics | None = None  # of the current process
         self._collecting: asyncio.Task[None] | None = None
         self._collected_at = 0.0
         self._evaluations = EvaluationLimiter()
@@ -133,7 +133,7 @@ class CommandProcess:
         self._run(self.state.order(at, target))
 
     def _look(self, at: float, slots: Sequence[WorkerSlot]) -> None:
-        """Look at what it would start beside, and how."""
+        """Find out which jobs it would start beside, and how."""
         self.state.look(at, self._look_beside(slots))
         if not self.state.has_processes and slots:  # the driver cannot park clients of MPS
             self.state.can_park = self._keeps_work and not self._lane_environment(slots)
@@ -168,9 +168,9 @@ class CommandProcess:
         self.send(Proceed(self._epoch, time_sliced=time_sliced))
 
     def freeze(self, *, frozen: bool) -> None:
-        """Stop all processes of the command, repeated until they have; or continue them, unless it is parked.
+        """Stop all processes of the command, repeatedly until all have; or continue them, unless it is parked.
 
-        One that is terminating is killed: stopped, it could not exit, and it may not compute until it does.
+        A command that is terminating is killed: a stopped one could not exit, and it must not compute until it does.
         """
         if self._process is not None and frozen:
             is_ending = self.state.phase is CommandPhase.TERMINATING
@@ -180,7 +180,7 @@ class CommandProcess:
 
     def kill(self) -> None:
         if self._launching is not None and asyncio.current_task() is not self._launching:
-            self._launching.cancel()  # unless it has started
+            self._launching.cancel()  # has no effect once it has started
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -236,7 +236,7 @@ class CommandProcess:
         process = await self._started()
         if process is not None:
             process.terminate()
-            continue_tree(process.pid)  # stopped processes handle no SIGTERM
+            continue_tree(process.pid)  # stopped processes do not handle SIGTERM
 
     async def _started(self) -> StartedCommand | None:
         if self._launching is not None:

@@ -58,7 +58,7 @@ class SpawnedCommand:
 
 
 class ForkedCommand:
-    """A command in a fork of the fork server; its reaper is no child of this process."""
+    """A command in a fork of the fork server; its reaper is not a child of this process."""
 
     def __init__(self, channel: AsyncChannel, pid: int) -> None:
         self.pid = pid

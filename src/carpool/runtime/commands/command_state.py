@@ -1,8 +1,9 @@
 """Pure state machine of a command job: launch, park, restore, move, terminate, retry, finish.
 
-A command that loses its devices is parked: its processes stop and continue later where they were. One that can resume
-by itself is terminated instead: one with a `carpool.session` has written a checkpoint, one with `resumable` handles its
-own.
+A command that loses its devices is parked: its processes stop and later continue from the same point. One that can
+resume by itself is terminated instead: one with a `carpool.session` has written a checkpoint, one with `resumable`
+handles its own.
+
 One that ran out of GPU memory beside other jobs, or was hit by the fault of one, starts once more, from the beginning,
 when it has its GPU to itself. One that was parked and does not fit beside other jobs continues then.
 """
@@ -35,14 +36,14 @@ _BY_NEIGHBOURS = re.compile(
     r"(?i:out of memory|outofmemory|illegal memory access|launch failure)|RESOURCE_EXHAUSTED|\bMPS\b"
 )
 
-_NEIGHBOUR_S = 10.0  # after a neighbour's end, in which a failure can be due to it: several may fail at the same time
+_NEIGHBOUR_S = 10.0  # after a neighbour's end, during which a failure can be due to it: several jobs may fail at once
 PARKING_TIMEOUT_S = 600.0  # for parking and for restoring; a driver copies about 2 GB a second
 
 
 class CommandPhase(StrEnum):
     """What the processes of a command are doing."""
 
-    IDLE = "idle"  # there are none
+    IDLE = "idle"  # it has none
     RUNNING = "running"
     PARKING = "parking"  # their state on the GPU is locked and copied, then they are stopped
     PARKED = "parked"
@@ -113,7 +114,7 @@ class CommandState:
         self.has_session = False
         self.beside = Beside()
         self._occupied_at = -math.inf  # when other jobs were last seen beside it
-        self.runs_alone = False  # it failed beside others in a way that they can cause
+        self.runs_alone = False  # it failed beside others in a way that these can cause
         self._home: tuple[WorkerSlot, ...] = ()  # where its processes were before they were parked
         self._since = 0.0  # in this phase
         self._ran_s = 0.0  # in earlier running phases of the same processes
@@ -146,7 +147,7 @@ class CommandState:
         return self.phase not in {CommandPhase.IDLE, CommandPhase.PARKED}
 
     def look(self, at: float, beside: Beside) -> None:
-        """Take note of the other jobs on its GPUs."""
+        """Record the other jobs on its GPUs."""
         self.beside = beside
         if beside.is_occupied:
             self._occupied_at = at
@@ -172,7 +173,7 @@ class CommandState:
                 self._actions.append(Emit(progress))
             case ProgressFound(done=done, steps_per_s=rate) if self.slots and not self.has_session:
                 self.steps, self._loss = int(done), message.loss
-                if rate > 0.0:  # known from the second report on
+                if rate > 0.0:  # known after the second report
                     progress = ProgressReported(self.job, self._acknowledged, done, rate, message.loss)
                     self._actions.append(Emit(progress))
             case WorkerFailed(error=error):
@@ -182,7 +183,7 @@ class CommandState:
         return self._reconcile(at)
 
     def parked(self, at: float, how: str) -> list[CommandAction]:
-        """Its processes are stopped and its devices are free."""
+        """Handle that its processes are stopped and its devices free."""
         if self.phase is CommandPhase.PARKING:
             self.slots = ()
             self._actions.append(Note(f"parked: {how}"))
@@ -190,7 +191,7 @@ class CommandState:
         return self._reconcile(at)
 
     def parking_failed(self, at: float, why: str) -> list[CommandAction]:
-        """It still runs: it is terminated, since its devices are needed."""
+        """Terminate it: it still runs, and its devices are needed."""
         if self.phase is CommandPhase.PARKING:
             self._terminate(at, f"it cannot be parked ({why}): it is stopped and will start from the beginning")
         return self._reconcile(at)
@@ -203,7 +204,7 @@ class CommandState:
         return self._reconcile(at)
 
     def restoring_failed(self, at: float, why: str, *, is_parked: bool = True) -> list[CommandAction]:
-        """It is still parked, if the driver says so: beside other jobs, whose memory it may lack, it waits for them."""
+        """If it is still parked beside other jobs, wait for them: it may lack their memory. Otherwise it fails."""
         if self.phase is CommandPhase.RESTORING and is_parked and self.beside.is_occupied:
             self.runs_alone = True
             self._actions.append(
@@ -337,7 +338,7 @@ class CommandState:
 
     @property
     def _has_to_wait(self) -> bool:
-        """Whether it may not compute beside the jobs that are on its GPUs."""
+        """Whether it must not compute beside the jobs that are on its GPUs now."""
         return self.beside.is_occupied if self.runs_alone else self.beside.is_reserved
 
     def _is_on_cpu(self, *places: tuple[WorkerSlot, ...]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 MAX_STEP = 1 << 53
 MAX_METRICS = 64  # of one row, and names of one job
 _MAX_NAME = 100
-_MAX_LINE = 1 << 13  # bytes; longer lines are no metrics
+_MAX_LINE = 1 << 13  # bytes; longer lines are not metrics
 _STEPS = ("step", "global_step", "steps", "iteration", "iter", "epoch")
 _IGNORED = frozenset({"time", "timestamp", "ts"})
 _NUMBER = re.compile(r"[+-]?\d{1,30}(\.\d{0,30})?([eE][+-]?\d{1,3})?", re.ASCII)
@@ -39,7 +39,7 @@ class MetricLines:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._is_long = False  # the line under way is too long
+        self._is_long = False  # the current line is too long
         self._num_rows = 0
 
     def feed(self, data: bytes) -> list[MetricRow]:
@@ -76,7 +76,7 @@ class MetricLines:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The numbers of an object by name; empty where the line is none."""
+    """The numbers of an object by name; empty if the line is not an object."""
     try:
         value = ast.literal_eval(text) if text.startswith("{'") else json.loads(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

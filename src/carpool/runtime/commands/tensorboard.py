@@ -86,7 +86,7 @@ _TABLE = _table()
 
 
 _HEAD = 12  # bytes of a record before its data: length and checksum
-_TAIL = 4  # checksum behind the data
+_TAIL = 4  # checksum after the data
 _MAX_RECORD = 1 << 16  # bytes; scalars take less, images and histograms are skipped
 _FLOAT, _DOUBLE = 1, 2  # types of a tensor
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """An interface without a stability promise, and what carpool does without it, for ``carpool doctor``."""
+    """An interface without a stability promise, and the effect of its absence, for ``carpool doctor``."""
 
     name: str
     problem: str  # why it is unavailable; empty: it is available

@@ -13,7 +13,7 @@ OUT_OF_MEMORY = 2  # cuda.h: CUDA_ERROR_OUT_OF_MEMORY
 NOT_SUPPORTED = 801  # cuda.h: CUDA_ERROR_NOT_SUPPORTED
 _MPS_ENABLED = 133  # cuda.h: CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 
-# What each user of this module needs, as cuda.h names it.
+# The functions that each user of this module needs, with their names in cuda.h.
 VIRTUAL_MEMORY = ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease")
 STREAM_MEMORY_OPERATIONS = (
     *("cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"),
@@ -98,7 +98,7 @@ def process_checkpoint_problem() -> str:
 
 
 def features() -> Iterator[Feature]:
-    """What of the driver is used, and whether it is here."""
+    """The features of the driver in use, and whether they are available."""
     if problem := _missing():
         yield Feature("CUDA driver", problem, "GPUs cannot be used: install the NVIDIA driver.")
         return

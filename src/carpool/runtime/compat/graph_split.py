@@ -1,10 +1,10 @@
-"""Graph split: cut a captured CUDA graph behind its linear prefix, before its first fork.
+"""Graph split: cut a captured CUDA graph after its linear prefix, before its first fork.
 
-Without MPS a GPU works for one process at a time, in time slices, and passes over a process whose next work waits for
-memory (`stream_signal`). Branches of a graph, however, run on channels of their own that wait for each other, and such
-a wait occupies the GPU until its slice ends: a queued graph with branches costs the process that computes milliseconds
-(1.3 ms and more for DeepSpeech, whose recurrent layers run in two directions). The prefix has no branches and may be
-queued; the host launches the rest while the GPU executes the prefix.
+Without MPS a GPU works for one process at a time, in time slices, and skips a process whose next work waits for memory
+(`stream_signal`). Branches of a graph, however, run on channels of their own that wait for each other, and such a wait
+occupies the GPU until its slice ends: a queued graph with branches costs the process that computes milliseconds (1.3 ms
+and more for DeepSpeech, whose recurrent layers run in two directions). The prefix has no branches and may be queued;
+the host launches the rest while the GPU executes the prefix.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def linear_prefix(nodes: Collection[int], edges: Sequence[Edge]) -> list[int]:
 
 
 class GraphTail:
-    """What follows the linear prefix of a CUDA graph, instantiated as a graph of its own."""
+    """The part of a CUDA graph after its linear prefix, instantiated as a graph of its own."""
 
     def __init__(self, graph: ctypes.c_void_p) -> None:
         self._executable = ctypes.c_void_p()
@@ -52,7 +52,7 @@ class GraphTail:
 
 
 def is_branched(graph: int) -> bool:
-    """Whether a CUDA graph, given by its handle, has branches; False where the driver does not tell."""
+    """Whether a CUDA graph, given by its handle, has branches; False if the driver cannot tell."""
     try:
         nodes, edges = _read(ctypes.c_void_p(graph))
     except CudaDriverError:

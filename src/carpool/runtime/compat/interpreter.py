@@ -15,7 +15,7 @@ _NEEDED = ((runpy, "_run_module_as_main"), (threading, "_shutdown"), (atexit, "_
 
 
 def run_module_as_main(name: str) -> None:
-    """Run a module in the present `__main__`, with the frames that a traceback of ``-m`` shows."""
+    """Run a module in the current `__main__`, with the frames that a traceback of ``-m`` shows."""
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
@@ -39,5 +39,5 @@ def fork_start_problem() -> str:
 
 
 def features() -> Iterator[Feature]:
-    """What of the interpreter is used, and whether it is here."""
+    """The internals of the interpreter in use, and whether they are available."""
     yield Feature("fork start", fork_start_problem(), "Python commands import torch themselves, which takes seconds.")

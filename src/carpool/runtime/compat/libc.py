@@ -23,7 +23,7 @@ def prctl(option: int, argument: int | bytes) -> int:
 
 
 def punch_hole(handle: int, first: int, stop: int) -> None:
-    """Free the blocks of a part of a file, which then reads as zeros; OSError where the file system cannot."""
+    """Free the blocks of a part of a file, which then reads as zeros; OSError if the file system cannot."""
     function = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallocate", None)
     if function is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -44,7 +44,7 @@ def malloc_trim() -> None:
 
 
 def features() -> Iterator[Feature]:
-    """What of the C library and the kernel is used, and whether it is here."""
+    """The functions of the C library and the kernel in use, and whether they are available."""
     yield Feature("prctl", _missing("prctl"), "Required: without it workers outlive a killed executor.")
     yield Feature("pidfd", _pidfd_problem(), "Required, to detect exits of processes: use Linux 5.3 or newer.")
     yield Feature("fallocate", _missing("fallocate"), "A long log is emptied, instead of freed from its beginning.")

@@ -1,6 +1,6 @@
 """Private torch APIs: all uses; those in `features` have a fallback, the others are required.
 
-`features` lists which of them are missing and what that costs, for ``carpool doctor``.
+`features` lists the missing ones and the effect, for ``carpool doctor``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:
-    """Return how often each tensor was changed in place; zeros where torch does not count."""
+    """Return how often each tensor was changed in place; zeros if torch does not count them."""
     try:
         return [tensor._version for tensor in tensors]
     except AttributeError:
@@ -128,7 +128,7 @@ def custom_pool(allocate: int, free: int) -> torch.cuda.MemPool:
 
 
 def occupy_gpu(cycles: int) -> None:
-    """Launch a kernel that spins for so many clock cycles."""
+    """Launch a kernel that spins for `cycles` clock cycles."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 

@@ -27,13 +27,13 @@ class Region(Protocol):
     def size(self) -> int: ...
 
     def grow(self, num_bytes: int) -> int:
-        """Map more memory behind what is in use; the offset at which it begins."""
+        """Map more memory after the part in use. Returns its offset."""
 
     def bytes(self) -> Tensor:
-        """What is in use, as a tensor of bytes."""
+        """The part in use, as a tensor of bytes."""
 
     def clear(self) -> None:
-        """Free everything that is in use; it must be mapped."""
+        """Free the whole part in use; it must be mapped."""
 
     def unmap(self) -> None:
         """Give the memory back and keep the addresses."""

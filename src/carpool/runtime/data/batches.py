@@ -218,7 +218,7 @@ class BatchSource:
         return self._readers.depth if self._readers is not None else int(self._prefetcher is not None)
 
     def prefetch(self, requests: list[BatchRequest]) -> None:
-        """Announce the next batches; a wrong guess costs time and changes nothing."""
+        """Announce the next batches; a wrong guess only costs time."""
         if self._readers is not None:
             self._readers.prefetch(requests)
         else:
@@ -236,7 +236,7 @@ class BatchSource:
         return to_device(self._augmented(batch, epoch, samples, _CPU), device)
 
     def gather_buffer(self, count: int) -> GatherBuffer | None:
-        """A buffer to gather so many samples in a captured graph; None if batches are more than rows on the device."""
+        """A buffer to gather `count` samples in a captured graph; None if batches are not plain rows on the device."""
         source = self._device_rows
         if source is None or source.rows.finish or self._augment is not None:
             return None

@@ -29,7 +29,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 class SampleStream:
-    """Draws steps from a stream; one sample is read ahead, because only reading shows the end of an epoch."""
+    """Draws steps from a stream; reads one sample ahead, because the end of an epoch only shows when it is reached."""
 
     size = 0  # unknown
 

@@ -43,7 +43,7 @@ class StepSampler:
         self.size = size
         self.seed = seed
         self.shuffle = shuffle
-        self._orders: dict[int, NDArray[np.int64]] = {}  # of two epochs, because prefetch looks ahead
+        self._orders: dict[int, NDArray[np.int64]] = {}  # of two epochs, because prefetching reads ahead
 
     def samples(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:

@@ -195,7 +195,7 @@ def _of_samples(samples: Sequence[Any]) -> TensorRows | None:
 
 
 def _sample_form(sample: Any) -> Any:
-    """What samples have in common if their batches differ in values only; None: not tensors and numbers alone."""
+    """The common form of samples whose batches differ in values only; None if not all are tensors and numbers."""
     if type(sample) is Tensor:
         plain = sample.layout is torch.strided and not sample.requires_grad
         return (Tensor, sample.dtype, sample.shape, sample.device) if plain else None

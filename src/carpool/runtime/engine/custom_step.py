@@ -14,7 +14,7 @@ from carpool.runtime.errors import TrainingError
 
 
 def check_custom_step(training: Training, *, exact: bool = False, devices: int = 1) -> None:
-    """Reject what needs a step that carpool can split."""
+    """Reject settings that need a step that carpool can split."""
     if training.step is not None and (exact or devices > 1):
         asked = "exact = true" if exact else f"the job has {devices} devices"
         raise InputError(

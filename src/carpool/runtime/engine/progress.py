@@ -38,7 +38,7 @@ class Progress:
 
     @property
     def may_read_late(self) -> bool:
-        """Whether nothing needs the loss of a step before the next one."""
+        """Whether the loss of a step can be read during the next one."""
         return self._training.stop.target_loss is None and self._training.on_step_end is None
 
     @property

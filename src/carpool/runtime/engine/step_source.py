@@ -43,7 +43,7 @@ class StepSource:
     def check_batch_size(self, batch_size: int, offset: int) -> None:
         size = self._sampler.size
         if self.stream is not None and batch_size >= 1:
-            return  # how long the last batch of an epoch is, only reading shows
+            return  # the length of an epoch's last batch is known only once it is read
         if not 1 <= batch_size <= size:
             raise InputError(
                 f"batch size {batch_size}; the dataset has {size} samples", way_out="Set a smaller batch size."

@@ -19,7 +19,7 @@ _MAX_WINDOW = 100_000  # losses that are kept and checkpointed
 
 
 def as_whole(value: Any) -> Any:
-    """An integer of NumPy or torch as Python's; any other value as it is."""
+    """An integer of NumPy or torch as one of Python; any other value unchanged."""
     if type(value) is int or isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
         return value
     try:
@@ -33,12 +33,12 @@ class Stop:
     """When a training ends: as soon as one of these conditions holds.
 
     Args:
-        epochs: So many passes over the dataset are done.
-        steps: So many steps are done.
+        epochs: This many passes over the dataset are done.
+        steps: This many steps are done.
         target_loss: The mean loss of the last ``window`` steps is at most this.
         window: Steps in the mean that is compared with ``target_loss``.
         target_metric: A metric of ``evaluate`` satisfies a condition, such as ``"accuracy >= 0.97"``.
-        patience: So many evaluations in a row did not improve on the best one, by the rule in ``Training(best=…)``.
+        patience: This many evaluations in a row did not improve on the best one, by the rule in ``Training(best=…)``.
     """
 
     epochs: int | None = None
@@ -86,7 +86,7 @@ class Stop:
         return ""
 
     def by_patience(self, evaluations: int) -> str:
-        """The stop reason after so many evaluations without an improvement."""
+        """The stop reason after `evaluations` evaluations without an improvement."""
         if self.patience is None or evaluations < self.patience:
             return ""
         return f"no improvement in {evaluations} evaluations, patience {self.patience}"

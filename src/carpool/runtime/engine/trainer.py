@@ -376,7 +376,7 @@ class Trainer:
         self.nondeterministic_ops.operations[:] = state["caveats"]
 
     def _signature(self) -> dict[str, Any]:
-        """What must be equal in the training that wrote a state and the one that loads it."""
+        """The properties in which the training that loads a state must equal the one that wrote it."""
         training = self.training
         return {
             "seed": self.seed,

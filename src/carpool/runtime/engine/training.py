@@ -48,7 +48,7 @@ class Report:
     step: int  # steps done
     epoch: int  # epochs done
     loss: float  # of this step; at the end of an epoch: the mean over its steps
-    metrics: Mapping[str, float]  # of this step; at the end of an epoch also those of evaluate
+    metrics: Mapping[str, float]  # of this step; at the end of an epoch, also those of `evaluate`
     model: nn.Module
 
 
@@ -79,7 +79,7 @@ class Training:
             ``loss``; scaling, clipping and autocast are its own.
         evaluate: ``evaluate(model)`` returns a number or ``{name: number}``; called in eval mode under ``no_grad``.
         evaluate_every: Epochs between evaluations; the final model is always evaluated.
-        best: ``"max accuracy"`` or ``"min loss"``: the checkpoint of the best evaluation is kept besides the last ones.
+        best: ``"max accuracy"`` or ``"min loss"``: the checkpoint of the best evaluation is kept with the last ones.
         schedule: A torch scheduler, or a list of several.
         schedule_every: Call ``schedule.step()`` after each ``"step"``, ``"epoch"`` or ``"evaluation"``.
         clip_norm: Maximum norm of the whole gradient.

@@ -22,7 +22,8 @@ def main() -> NoReturn:
     code = serve(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None, forkserver)
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(code)  # all is closed: its client waits for its end, and finalizing the interpreter takes longer than that
+    # everything is closed; finalizing the interpreter would only delay the exit that the client waits for
+    os._exit(code)
 
 
 if __name__ == "__main__":

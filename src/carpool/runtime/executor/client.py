@@ -44,8 +44,8 @@ _MAX_LINE_BYTES = 1 << 26
 _START_S = 180.0  # importing torch from a cold disk is slow
 _STOP_S = 20.0  # for a stop without checkpoints
 _BEATS = 8  # heartbeats requested within the time after which silence means a hang
-_LEASE_BEAT_S = 0.5  # at most between heartbeats that renew a lease: jobs stand still soon after the last one
-_TIMEOUTS = 2  # in that time: a client that was stopped itself then still finds what came meanwhile
+_LEASE_BEAT_S = 0.5  # longest interval of heartbeats that renew a lease: jobs stop soon after the last one
+_TIMEOUTS = 2  # reads within that time: a client that was itself stopped then still finds what has arrived meanwhile
 
 
 class ExecutorSocket:
@@ -101,14 +101,14 @@ class ExecutorSocket:
                 )
         finally:
             os.close(log)
-        with contextlib.suppress(OSError):  # on a full disk; only an executor that hangs is looked up by it
+        with contextlib.suppress(OSError):  # on a full disk; the pid is only needed to kill an executor that hangs
             (self._folder / _PID).write_text(str(process.pid), encoding="ascii")
         end = self.connect()
         assert end is not None, "the socket listens since before the executor was started"
         return end, process
 
     def remove(self) -> None:
-        """Remove the socket and the pid of an executor that has exited; its log stays."""
+        """Remove the socket and the pid file of an executor that has exited; its log stays."""
         for name in (_SOCKET, _PID):
             (self._folder / name).unlink(missing_ok=True)
 
@@ -141,7 +141,7 @@ class ExecutorSocket:
 
     @contextlib.contextmanager
     def _short_path(self) -> Iterator[str]:
-        """A path of the socket with less than 108 bytes, however deep the folder is."""
+        """A path of the socket shorter than 108 bytes, however deep the folder is."""
         handle = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
         try:
             yield f"/proc/self/fd/{handle}/{_SOCKET}"
@@ -165,10 +165,10 @@ class Claim:
     state: Path  # folder of its jobs' folders
     options: ExecutorOptions
     epoch: int = 1
-    life: int = 0  # of the executor that the client knew before
+    life: int = 0  # of the executor that the client knows
     after: int = 0  # number of its last report that the client has stored
     silence_s: float = 0.0  # without a heartbeat, after which the executor is killed; 0: never
-    lease_s: float = 0.0  # without an answer to a heartbeat, after which the executor stands still; 0: never
+    lease_s: float = 0.0  # without an answer to a heartbeat, after which the executor suspends its jobs; 0: never
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -254,7 +254,7 @@ class ExecutorClient:
     ) -> ExecutorClient:
         """Start an executor that exits with this process, or claim one that was launched for it.
 
-        Its jobs' folders and its log are under ``state``. Returns when it can launch workers; without ``wait`` earlier,
+        Its jobs' folders and its log are under ``state``. Returns once it can launch workers; without ``wait`` earlier,
         while torch is imported.
         """
         options = options or ExecutorOptions()
@@ -356,7 +356,7 @@ class ExecutorClient:
         self._send({"do": "forget", "job": job})
 
     def hand_over(self, job: JobId) -> None:
-        """Have a job stopped with its state on disk and dropped; `HandedOver` follows."""
+        """Stop a job with its state on disk and drop it; `HandedOver` follows."""
         self._send({"do": "hand_over", "job": job})
 
     def acknowledge(self, number: int) -> None:
@@ -368,7 +368,7 @@ class ExecutorClient:
         self._send({"do": "proceed"})
 
     async def check(self, programs: Mapping[JobId, Program], timeout_s: float) -> dict[JobId, str]:
-        """Wait until workers can be launched, and call entries; an error by job, empty where there is none.
+        """Wait until workers can be launched, and call entries. Returns an error by job, empty if there is none.
 
         Jobs whose entries could not be checked in time are left out. Call it before the first `receive`.
         """
@@ -394,7 +394,7 @@ class ExecutorClient:
                 self._gone = Gone(await self._wait_for_exit())
             elif "beat" in value:
                 self._send({"do": "lease", "beat": value["beat"]})
-                self.answered_at = time.monotonic()  # not before: the executor's lease must end earlier than ours
+                self.answered_at = time.monotonic()  # only now: the executor's lease must end before ours
             elif "number" in value and self._receipts.is_new(value.pop("number")):
                 return checked_report_from_json(value)
         return self._gone

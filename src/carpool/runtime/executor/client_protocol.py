@@ -36,7 +36,7 @@ class ExecutorOptions:
 
     mirror_s: float = 2.0  # between mirrors of a running job
     copies_mirrors: bool = False  # to disk, for the scheduler of another machine to fetch
-    hang_s: float = 10.0  # without a heartbeat (sent by a thread of the worker), after which a worker is killed
+    hang_s: float = 10.0  # a worker that is silent for this long is killed; one of its threads sends heartbeats
     max_wait_s: float = 1.0  # for a turn on a time-sliced device, whatever the priority of the turn
     quantum_s: float = 0.02  # target duration of a turn
     turn_steps: int = 1  # at least this many steps per turn, however long they take
@@ -55,9 +55,9 @@ class ExecutorOptions:
     leaves_early: bool = True  # under a cap: order a job to swap out before its turn has ended
     on_orphan: str = "exit"  # without a client: exit, or wait for the next one
     orphan_s: float = 86400.0  # wait for a client, with all jobs suspended, before saving their states and exiting
-    handover_s: float = 60.0  # continue jobs after a client left that announced a successor
+    handover_s: float = 60.0  # after a client that announced a successor has left, jobs continue for this long
     job_marker: str = ""  # file that names the job being handled, for the next client; empty: none
-    log_bytes: int = 1 << 26  # of a job's log that are always kept; it is cut at twice as many. 0: no limit
+    log_bytes: int = 1 << 26  # of a job's log that are always kept; it is trimmed at twice this size. 0: no limit
     environment: Mapping[str, str] = field(default_factory=dict)  # of the executor and all its processes
     pass_env: Sequence[str] = field(default_factory=list)  # further variables of the daemon that its jobs get
 
@@ -103,7 +103,7 @@ def report_from_json(value: dict[str, Any]) -> Report:
 
 
 def checked_report_from_json(value: dict[str, Any]) -> Report:
-    """A report from an executor; one with a value out of range becomes the reason to end its job."""
+    """A report from an executor; one with a value out of range becomes an error that fails its job."""
     if value.get("report") != "Facts":
         try:
             return report_from_json(dict(value))

@@ -1,4 +1,4 @@
-"""Exclusive device access: pauses a job's neighbours while it retries after running out of memory or is measured."""
+"""Exclusive device access: pauses a job's neighbours while it is measured, or retries after running out of memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExclusiveAccess:
             return
         at = self._clock()
         first, request = self._queue[0]
-        self._is_granted = True  # the calls below come back here
+        self._is_granted = True  # the calls below call this method again
         neighbours = self._neighbours(first, request)
         for training in neighbours:
             self._paused.add(training.job)

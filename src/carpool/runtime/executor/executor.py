@@ -1,7 +1,7 @@
 """Executor of one node: adds and removes its jobs, and carries out orders on its devices.
 
-What a training's workers do next is decided by `JobMachine`, what a command does by `CommandState`, and which worker
-computes on a shared device by `DeviceArbiter`. `TrainingWorkers` connects the first to processes.
+`JobMachine` decides what a training's workers do next, `CommandState` what a command does, and `DeviceArbiter` which
+worker computes on a shared device. `TrainingWorkers` connects the first to processes.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class Executor:
         self._ticked_at = clock()
         self.is_stopping = False
         self._leaving: set[JobId] = set()  # jobs to hand over to another executor
-        self._is_suspended = False  # no client decides about the jobs
-        self._is_frozen = False  # no command may compute
+        self._is_suspended = False  # no client controls the jobs
+        self._is_frozen = False  # commands must not compute
         self.stopped = asyncio.Event()
 
     async def start(self, forkserver: Launched | None = None) -> None:
-        """Begin; workers are forked once the fork server, launched already or here, has imported torch."""
+        """Start; workers are forked once the fork server, launched earlier or here, has imported torch."""
         self.workers.pool.begin(forkserver)
         await self.workers.mps.start()
 
@@ -79,7 +79,7 @@ class Executor:
 
     @property
     def broken(self) -> asyncio.Future[str]:
-        """Done, with the reason, when no worker can be started any more."""
+        """Resolves, with the reason, once no worker can be started any longer."""
         return self.workers.pool.broken
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class Executor:
     def add_job(self, job: JobId, program: Program, *, resume: bool) -> None:
         """Add a job; with ``resume`` it continues from its folder. Repeating it has no effect.
 
-        An executor that is stopping takes no more jobs: it would fail them, as its fork server exits.
+        An executor that is stopping accepts no jobs: it would fail them, as its fork server exits.
         """
         if job in self.jobs or self.is_stopping:
             return
@@ -127,7 +127,7 @@ class Executor:
         self._flush()
 
     def _fail_job(self, job: JobId, error: str) -> None:
-        """Fail a job for an error of the executor's; a job whose state machine fails too is abandoned."""
+        """Fail a job for an error of the executor; a job whose state machine fails, too, is abandoned."""
         training = self._trainings.get(job)
         if training is None:
             if job in self._commands:
@@ -215,7 +215,7 @@ class Executor:
         return ""
 
     def _refuse(self, order: Order, unknown: Sequence[int]) -> None:
-        """Report an order that cannot be carried out; devices of another node are no fault of the job."""
+        """Report an order that cannot be carried out; devices of another node are not the job's fault."""
         where = f"order {order.generation} for job {order.job!r}"
         if unknown and order.job in self.jobs:
             done = float(self.jobs.statuses()[order.job].steps)
@@ -256,11 +256,11 @@ class Executor:
         self._flush()
 
     def limit_steps(self, until: float, across: float = 0.0) -> None:
-        """Let no training begin a step after an instant of the boot clock, another one across nodes; 0: no limit."""
+        """Let no training begin a step after an instant of the boot clock (across nodes: `across`); 0: no limit."""
         self.jobs.limit_steps(until, across)
 
     def freeze(self, *, frozen: bool) -> None:
-        """Stop the processes of all commands, also of those started meanwhile, or let them go on."""
+        """Stop the processes of all commands, also of later ones, or let them continue."""
         self._is_frozen = frozen
         if frozen:
             self.workers.hosted.end_all()

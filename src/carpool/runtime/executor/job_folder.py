@@ -35,8 +35,8 @@ class JobFolder:
         self._batch_splits = self.path / "cuts.jsonl"
         self._micro_batch_limits = self.path / "splits.jsonl"
         self._log: int | None = None
-        self._log_start = 0  # what is before it was discarded
-        self.problems: list[str] = []  # with its files, for the job's story; the rest of them is used
+        self._log_start = 0  # everything before was discarded
+        self.problems: list[str] = []  # problems with its files, for the job's story; the usable parts are used
 
     def make(self, *, resume: bool) -> None:
         """Create the folder; without ``resume``, checkpoints of an earlier run are moved aside."""
@@ -71,7 +71,7 @@ class JobFolder:
         stop = (size - kept_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
         try:
             punch_hole(self._log, self._log_start, stop)
-        except OSError:  # a file system without holes
+        except OSError:  # the file system does not support holes
             os.ftruncate(self._log, 0)
             stop = 0
         if not self._log_start:
@@ -79,7 +79,7 @@ class JobFolder:
         self._log_start = stop
 
     def take_problems(self) -> list[str]:
-        """What was found since the last call."""
+        """Problems found since the last call."""
         found, self.problems = list(dict.fromkeys(self.problems)), []
         return found
 
@@ -95,7 +95,7 @@ class JobFolder:
         return [StateCopy(step, path=path, is_mirror_file=kind == "mirror") for step, kind, path in sorted(found)]
 
     def open_checkpoints(self) -> int:
-        """The descriptor of the folder of checkpoints, which is made if it is missing."""
+        """The descriptor of the folder of checkpoints, which is created if it is missing."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         return os.open(self.checkpoints, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -109,7 +109,7 @@ class JobFolder:
         return self._records(self._micro_batch_limits, MicroBatchLimit)
 
     def _records(self, path: Path, kind: type[_T]) -> list[_T]:
-        """The records of a file; lines that are none are skipped, and the first of them is named."""
+        """The records of a file; invalid lines are skipped, and the first of them is reported."""
         records: list[_T] = []
         bad: list[str] = []
         for number, line in enumerate(self._content(path).splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""Job guard: keeps an error in handling one job from the other jobs, and names the job if the process dies of it."""
+"""Job guard: keeps an error in handling one job from affecting others, and names the job if the process dies of it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def marked_job(path: Path) -> JobId | None:
 
 
 class JobGuard:
-    """Surrounds whatever an executor does for one job: an exception fails that job, and the executor continues."""
+    """Wraps everything an executor does for one job: an exception fails that job, and the executor continues."""
 
     def __init__(self, fail: Callable[[JobId, str], None], marker: str = "") -> None:
         self._fail = fail
@@ -65,7 +65,7 @@ class JobGuard:
 
     @contextmanager
     def handling(self, job: JobId) -> Iterator[None]:
-        """Do something for a job; what a job causes for another one counts as its own."""
+        """Context for handling a job; handling of another job within it counts as the first job's."""
         if self._is_busy:
             yield
             return

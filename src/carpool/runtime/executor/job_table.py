@@ -40,7 +40,7 @@ class StepLimit(NamedTuple):
     """Instants of the boot clock after which no step begins; 0: no limit."""
 
     on_one_node: float = 0.0
-    across_nodes: float = 0.0  # a rank that waits for one that stands still would count it as lost
+    across_nodes: float = 0.0  # later: a rank that waits for a stopped one would count it as lost
 
 
 class TrainingJob:
@@ -85,7 +85,7 @@ class TrainingJob:
         del self.devices[worker]
         os.close(self._counters.pop(worker))
         if not self.devices:
-            self._drop_segment()  # a job without devices takes no memory but its mirror
+            self._drop_segment()  # a job without devices only needs memory for its mirror
             self._close_rendezvous()
 
     def counter(self, worker: int) -> int:
@@ -138,7 +138,7 @@ class TrainingJob:
             self._segment = None
 
     def copy_mirror(self, mirror: Mirror) -> None:
-        """Copy a mirror to the folder of checkpoints; without room on the disk there is none."""
+        """Copy a mirror to the folder of checkpoints; skipped if the disk has no room."""
         if self._checkpoints is None:
             with contextlib.suppress(OSError):
                 self._checkpoints = self.folder.open_checkpoints()
@@ -309,7 +309,7 @@ class JobTable:
         return folder
 
     def trim_log(self, job: JobId, kept_bytes: int) -> list[str]:
-        """Discard the oldest part of a job's log if it is too long; what its story says of its files."""
+        """Discard the oldest part of a job's log if it is too long. Returns notes about its files for its story."""
         folder = self._folders.get(job)
         if folder is None:
             return []
@@ -343,7 +343,7 @@ class JobTable:
                 self._forgotten.discard(job)
 
     def drop(self, job: JobId) -> bool:
-        """Drop a job if it has no process left; whether it is gone."""
+        """Drop a job if it has no process left. Returns whether it is gone."""
         training, command = self.trainings.get(job), self.commands.get(job)
         if training is not None and training.state.is_over:
             training.close()

@@ -121,7 +121,7 @@ class Launcher:
 
     def tick(self) -> None:
         self._mps.tick()
-        if self._pool.is_ready:  # the time that torch takes to import does not count as a slow warm-up
+        if self._pool.is_ready:  # the time to import torch must not count as a slow warm-up
             self._warm.tick()
         in_use = {device for training in self._trainings.values() for device in training.devices.values()}
         for device, note in self._foreign.tick(in_use):
@@ -131,9 +131,10 @@ class Launcher:
             self._foreign.facts.clear()
 
     def on_gpu_fault(self, device: int, error: str) -> tuple[list[tuple[TrainingJob, int]], bool]:
-        """Make all processes on a GPU exit after a fault; the workers there, and whether they are to blame.
+        """Make all processes on a GPU exit after a fault. Returns its workers and whether a single job is to blame.
 
-        Steps are taken from the counters: reports may be older, and a job that runs alone has to pass the failing step.
+        Steps are read from the shared counters: reports lag behind, and a suspect that runs alone is cleared only after
+        the step that failed.
         """
         lanes = devices_of_gpu(self._devices.values(), self._devices[device])
         here = [(t, worker) for t in self._trainings.values() for worker, on in t.devices.items() if on in lanes]
@@ -195,5 +196,5 @@ class Launcher:
 
 
 def _max_starting(device: LocalDevice) -> int:
-    """Jobs that may start on a device at once, for whose workers processes are kept that have called their entry."""
+    """How many jobs can start on a device at once; that many entry-check processes are kept to become their workers."""
     return 1 if device.cuda is None else _MAX_STARTING_ON_GPU

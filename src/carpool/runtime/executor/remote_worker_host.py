@@ -171,7 +171,7 @@ class RemoteWorkerHost:
         return fd
 
     def _on_output(self, key: WorkerKey) -> None:
-        """Relay what a worker has written, and what follows after a moment."""
+        """Relay a worker's output, and further output after a moment."""
         if not self._relay_output(key):
             return
         loop, worker = asyncio.get_running_loop(), self._workers[key]
@@ -183,12 +183,12 @@ class RemoteWorkerHost:
             asyncio.get_running_loop().add_reader(worker.output, self._on_output, key)
 
     def _relay_output(self, key: WorkerKey) -> bool:
-        """Relay what a worker has written to its log; whether there was anything."""
+        """Relay what a worker has written to its log. Returns whether there was anything."""
         worker = self._workers[key]
         try:
             content = os.read(worker.output, _OUTPUT_BYTES)
         except BlockingIOError:
             return False
         if content:
-            worker.connection.stream.send(output=content.decode("latin-1"))  # any byte is a character
+            worker.connection.stream.send(output=content.decode("latin-1"))  # latin-1 maps every byte to a character
         return bool(content)

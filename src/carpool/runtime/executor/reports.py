@@ -1,6 +1,6 @@
 """Executor reports: their types, batching by instant, and numbered delivery until acknowledged.
 
-Every report is numbered and kept in the executor's outbox. The client stores the number of the last report together
+The executor numbers every report and keeps it in its outbox. The client stores the number of the last report together
 with its effects in one commit, and acknowledges it only then. After a crash the next client names the last number it
 has, and receives everything after it: nothing is lost, and duplicates are recognized by their number.
 """
@@ -30,7 +30,7 @@ class Facts:
     """Facts of one instant, for the scheduler."""
 
     facts: tuple[Fact, ...]
-    invalid: tuple[InvalidReport, ...] = ()  # made by the client; never sent
+    invalid: tuple[InvalidReport, ...] = ()  # added by the client; never sent
 
 
 @dataclass(frozen=True, slots=True)

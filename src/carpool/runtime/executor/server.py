@@ -46,7 +46,7 @@ from carpool.runtime.remote.remote_worker_stream import peer_from_json
 
 MAX_LINE_BYTES = 1 << 26
 _FIRST_CLAIM_S = 60.0
-_SILENCE_S = 3.0  # of the client of a lease, after which jobs of this machine alone stand still
+_SILENCE_S = 3.0  # without a heartbeat of a client with a lease, after which jobs that run only here stop
 _log = logging.getLogger(__name__)
 
 
@@ -64,7 +64,7 @@ class ExecutorServer:
         *,
         lease_clock: Callable[[], float] = boot_clock,
         log_in_state: bool = False,
-        forkserver: Launched | None = None,  # for the executor, which launches one where there is none
+        forkserver: Launched | None = None,  # for the executor, which otherwise launches one
     ) -> None:
         self._clock = clock
         self._forkserver = forkserver
@@ -77,7 +77,7 @@ class ExecutorServer:
         self._alone_since = self._beat_at = clock()
         self._lease_clock = lease_clock
         self._lease = Lease(0.0, 0.0)
-        self._is_fenced = False  # the lease has expired, and all jobs stand still
+        self._is_fenced = False  # the lease has expired, and all jobs are suspended
         self._beat_s = 0.0  # heartbeat interval that the client asked for; 0: none
         self._starting: asyncio.Task[None] | None = None
         self._executor: Executor | None = None
@@ -86,7 +86,7 @@ class ExecutorServer:
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
-        """Serve until the executor ends; the exit code."""
+        """Serve until the executor ends. Returns the exit code."""
         asyncio.get_running_loop().call_later(_FIRST_CLAIM_S, self._exit_if_unclaimed)
         try:
             return await self._exit
@@ -181,7 +181,7 @@ class ExecutorServer:
         inventory = Inventory(os.getpid(), self._life, tuple(self._devices), self._executor.jobs.statuses())
         self._lease = Lease(claim.get("lease_s", 0.0), self._lease_clock())
         self._limit_steps(self._executor)
-        if self._is_fenced:  # trainings go on when the client says so
+        if self._is_fenced:  # trainings continue when the client orders it
             self._is_fenced = False
             self._executor.freeze(frozen=False)
         self._beat_s = claim.get("beat_s", 0.0)  # an older version would not understand heartbeats
@@ -292,7 +292,7 @@ class ExecutorServer:
                 self.retire()
 
     def _check_lease(self, executor: Executor) -> None:
-        """Stand still once the client may count this machine as lost; go on when it answers again before that."""
+        """Suspend the jobs once the lease has expired; continue if it is renewed before this machine is given up."""
         is_expired = self._lease.is_expired(self._lease_clock())
         if is_expired != self._is_fenced:
             self._is_fenced = is_expired
@@ -301,9 +301,9 @@ class ExecutorServer:
             executor.suspend(suspended=is_expired)
 
     def _limit_steps(self, executor: Executor) -> None:
-        """Have workers stand still at the end of the lease on their own, even if this process hangs or is stopped.
+        """Let workers stop by themselves at the end of the lease, even if this process hangs or is stopped.
 
-        Jobs of this machine alone stand still earlier: if it counts as lost, what they compute is computed again.
+        Jobs that run only here stop earlier: if this machine is declared lost, their work is repeated elsewhere.
         """
         left_s = self._lease.left_s(self._lease_clock())
         if left_s is None:
@@ -319,7 +319,7 @@ class ExecutorServer:
             self._send({"report": "Alive", "beat": self._lease.beat(self._lease_clock())})
 
     def _max_alone_s(self, executor: Executor) -> float:
-        """How long to wait for a client; shorter with nothing to hand over."""
+        """How long to wait for a client; shorter if there is nothing to hand over."""
         options = self._options
         has_work = len(self._outbox) or not executor.jobs.is_over
         return options.orphan_s if has_work else min(options.orphan_s, options.handover_s)
@@ -330,7 +330,7 @@ class ExecutorServer:
             self._end(0)
         else:
             log_event(_log, "retiring")
-            self._alone_since = self._clock()  # once
+            self._alone_since = self._clock()  # so that this happens once
             self._executor.stop(checkpoint=True)
 
     def exit(self) -> None:
@@ -389,7 +389,7 @@ def flush_log() -> None:
 
 
 async def serve_client(end: socket.socket, forkserver: Launched) -> int:
-    """Serve one client until its connection is closed; the exit code."""
+    """Serve one client until its connection is closed. Returns the exit code."""
     server = ExecutorServer(log_in_state=True, forkserver=forkserver)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.exit)
     server.on_connection(*await asyncio.open_connection(sock=end, limit=MAX_LINE_BYTES))
@@ -397,7 +397,7 @@ async def serve_client(end: socket.socket, forkserver: Launched) -> int:
 
 
 async def serve_clients(listener: socket.socket, forkserver: Launched) -> int:
-    """Serve one client after another; the exit code."""
+    """Serve one client after another. Returns the exit code."""
     server = ExecutorServer(forkserver=forkserver)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.retire)
     accepting = await asyncio.start_unix_server(server.on_connection, sock=listener, limit=MAX_LINE_BYTES)
@@ -408,7 +408,7 @@ async def serve_clients(listener: socket.socket, forkserver: Launched) -> int:
 
 
 def serve(fd: int, parent: int | None, forkserver: Launched) -> int:
-    """Serve a parent at the other end of a socket, or without one all clients that connect to it; the exit code."""
+    """Serve a parent over a socket, or without one all clients that connect to it. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     set_process_name("carpool-exec")

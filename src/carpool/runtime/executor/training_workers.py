@@ -1,4 +1,4 @@
-"""Training workers: carries out the actions of trainings' state machines, and feeds these what their workers report.
+"""Training workers: carries out the actions of trainings' state machines, and passes them their workers' messages.
 
 Workers run on this node's devices, or on devices of other nodes (remote workers).
 """
@@ -84,7 +84,7 @@ class WorkerHooks(NamedTuple):
 
     flush: Callable[[], None]  # after each event
     on_mps_change: Callable[[], None]
-    send_to_command: Callable[[JobId, Message], bool]  # False: the job is no command
+    send_to_command: Callable[[JobId, Message], bool]  # False: the job is not a command
 
 
 class TrainingWorkers:
@@ -109,7 +109,7 @@ class TrainingWorkers:
         self._flush = hooks.flush
         self._clock = clock = outside.clock
         self._oom_kills = outside.make_oom_kills()
-        self._reachable: dict[int, LocalDevice] = dict(self._devices)  # and those of other nodes
+        self._reachable: dict[int, LocalDevice] = dict(self._devices)  # also devices of other nodes
         self.jobs = jobs = JobTable(state, self._reachable, options.grace_s, self._oom_kills)
         self._trainings = jobs.trainings
         self.pool = pool = outside.make_pool(self, clock)
@@ -139,7 +139,7 @@ class TrainingWorkers:
         log_event(_log, "closed", workers_s=round(without_workers - began, 3), mps_s=round(mps_s, 3))
 
     def introduce_peers(self, peers: Sequence[Peer]) -> None:
-        """Learn of devices on other nodes that the next orders may name beside this node's."""
+        """Record devices on other nodes that the next orders may name beside this node's."""
         for peer in peers:
             self._remote.introduce(peer)
         self._reachable |= {n: d for n, d in self._remote.devices.items() if n not in self._devices}
@@ -179,7 +179,7 @@ class TrainingWorkers:
             self._on_job_message(at, training, key, message)
 
     def _memory_limit(self, training: TrainingJob, device: int, key: WorkerKey) -> str:
-        """What limits a worker's memory below that of its device."""
+        """The limit on a worker's memory that is below that of its device."""
         own = training.program.memory_bytes
         if own and self._devices[device].cuda is not None:
             return f"its declared memory ({format_bytes(own)})"
@@ -211,7 +211,7 @@ class TrainingWorkers:
             self._report(Evaluation(training.job, message.step, message.metrics))
 
     def _on_worker_failed(self, at: float, device: int, key: WorkerKey, failure: WorkerFailed) -> bool:
-        """Handle the part of a failure that concerns other jobs; True if nothing else is to be done."""
+        """Handle the part of a failure that concerns other jobs. Returns True if that was all."""
         job, where = key[0], self._devices[device].name
         fields = {"job": job, "worker": key[1], "device": where, "step": failure.step, "error": failure.error}
         log_event(_log, "worker_failed", level=logging.WARNING, kind=failure.kind, **fields)
@@ -231,7 +231,7 @@ class TrainingWorkers:
                 os.write(training.folder.log(), output)
 
     def on_peer_lost(self, key: WorkerKey, why: str) -> None:
-        """Handle the loss of a worker with its node, which is no fault of the job."""
+        """Handle the loss of a worker with its node, which is not the job's fault."""
         with self._guard.handling(JobId(key[0])):
             training = self._trainings[JobId(key[0])]
             self.run(training, training.machine.faulted(self._clock(), key[1], f"is lost: {why}", counts=False))

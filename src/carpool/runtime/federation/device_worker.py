@@ -45,7 +45,7 @@ _TIMED_STEPS = 3  # of each task before the first cycle; the first is not counte
 
 
 def host_tasks(channel: Channel, host: HostTasks) -> int:
-    """Serve one device, or the server, of a federation until its channel ends; the exit code."""
+    """Serve one device, or the server, of a federation until its channel ends. Returns the exit code."""
     if host.part is not None and min(len(host.cores), len(host.tasks)) > 1:
         return TaskProcesses(channel, host, host_tasks).serve()
     Heartbeat(channel, host.heartbeat_s).start()
@@ -156,7 +156,7 @@ class _Device:
     def _sample_s(self, task: RoundTask) -> float:
         """Seconds per sample, from a few steps; each round loads its own weights, so they leave no trace.
 
-        0 if a step fails: the first round will say so, and the other tasks continue.
+        0 if a step fails: the first round reports it, and the other tasks continue.
         """
         try:
             steps = 1 if isinstance(task, ClientAppTask) else _TIMED_STEPS  # its first call was made when it was loaded
@@ -235,7 +235,7 @@ class CycleRun:
         self._attempt(work.task, self._runs[work.task].begin)
 
     def step(self) -> bool:
-        """Make one step of a task; False if there was none to make."""
+        """Make one step of a task; False if none is left."""
         if not self._active or (self._deadline_s and sum(self.busy_s.values()) >= self._deadline_s):
             return False
         name = min(self._active, key=lambda name: (self.busy_s[name] / self._work[name].share, name))

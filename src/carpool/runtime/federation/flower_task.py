@@ -60,7 +60,7 @@ class ClientAppTask:
         self._calls, self._round = 1, 0
         self.num_samples = 0
         initial = self._weights
-        self.num_samples = self._call()  # nothing else says how many examples the app has
+        self.num_samples = self._call()  # the only way to learn how many examples the app has
         self.batch_size = max(self.num_samples, 1)
         self._context.state, self._weights = RecordDict(), initial
 
@@ -82,7 +82,7 @@ class ClientAppTask:
         return dict(self._weights)
 
     def _call(self) -> int:
-        """Have the app train from the current weights and take over its reply; returns its number of examples."""
+        """Let the app train from the current weights, and load its reply. Returns its number of examples."""
         from flwr.app import Array as FlowerArray
         from flwr.app import ArrayRecord, ConfigRecord, Metadata, RecordDict
         from flwr.app.message.message import make_message  # Message() needs a process that Flower has started

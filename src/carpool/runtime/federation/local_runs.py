@@ -38,7 +38,7 @@ class LocalRuns:
         )
 
     def begin(self) -> None:
-        """Begin the next run; it makes up for samples that runs before left out."""
+        """Begin the next run; it makes up for samples that earlier runs left out."""
         work, done = self._work, self._before.samples
         end = work.samples * (self._num_done + 1) // work.runs
         self._task.begin(self._initial, work.start + done, end - done, work.batch_size)
@@ -51,7 +51,7 @@ class LocalRuns:
         self._task.step()
 
     def _keep(self) -> None:
-        """Take in the weights of a run that is done."""
+        """Add the weights of a completed run."""
         self._sums = self._with_last()
         self._before = self.progress
         self._num_done += 1

@@ -28,7 +28,7 @@ _ENDLESS = Stop(steps=1 << 40)
 
 @dataclass(slots=True)
 class RoundProgress:
-    """What a local task has done in its current round."""
+    """Progress of a local task in its current round."""
 
     samples: int = 0
     steps: int = 0

@@ -23,7 +23,7 @@ Host = Callable[[Channel, HostTasks], int]
 
 @dataclass(slots=True)
 class _Core:
-    """What one core has to do in a cycle."""
+    """The work of one core in a cycle."""
 
     waiting: list[Work] = field(default_factory=list)
     busy_s: float = 0.0  # of the tasks that are done
@@ -51,7 +51,7 @@ class TaskProcesses:
         self._cycle: _Cycle | None = None
 
     def serve(self) -> int:
-        """Serve until the channel ends; the exit code. A process that exits ends the device."""
+        """Serve until the channel ends. Returns the exit code. If a task's process exits, the device ends."""
         Heartbeat(self._channel, self._host.heartbeat_s).start()  # a thread, which would not survive the forks
         try:
             while True:
@@ -132,7 +132,7 @@ class _Cycle:
         return len(self._results) == len(self._work)
 
     def halt(self) -> None:
-        """Stop the tasks that run, and begin no other."""
+        """Stop the running tasks, and begin no others."""
         for core in self._cores:
             for work in core.waiting:
                 self._skip(work)
@@ -183,7 +183,7 @@ class _Cycle:
 
 
 def _fork(host: HostTasks, run: Host) -> Channel:
-    """Start a process that hosts these tasks; our end of its channel."""
+    """Start a process that hosts these tasks. Returns our end of its channel."""
     ours, theirs = pair()
     parent = os.getpid()
     if not os.fork():

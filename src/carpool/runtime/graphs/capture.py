@@ -26,7 +26,7 @@ class CapturedGraph:
     """A captured graph to replay; it holds raw addresses, so the caller must keep all its tensors alive."""
 
     head: Callable[[], None]  # linear: may be queued while another process uses the device
-    tail: Callable[[], None] = no_op  # from the first fork on: may not
+    tail: Callable[[], None] = no_op  # from the first fork on: must not be queued then
 
     def __call__(self) -> None:
         self.head()
@@ -92,7 +92,7 @@ class CudaGraphCapture:
                 work()
                 graph.capture_end()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the first error says more
+                with contextlib.suppress(RuntimeError):  # the first error is the informative one
                     graph.capture_end()
                 self._recover()
                 raise

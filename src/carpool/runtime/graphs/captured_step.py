@@ -27,7 +27,7 @@ class NonStaticBatch(CarpoolError):
 
 
 def batch_signature(batch: Any) -> BatchSignature:
-    """What batches replayed by one graph have in common: structure, shapes, strides, dtypes, plain values."""
+    """The properties that batches replayed by one graph share: structure, shapes, strides, dtypes, plain values."""
     if isinstance(batch, Tensor):
         if batch.layout is not torch.strided:
             raise NonStaticBatch(f"a batch contains a tensor of layout {batch.layout}")

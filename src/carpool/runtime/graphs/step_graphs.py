@@ -52,7 +52,7 @@ _REPLACES_TENSOR = "the pass replaces a weight or a buffer of the model by anoth
 
 
 class _EagerPass(NamedTuple):
-    """What an eager pass left: the reference for the graph."""
+    """The results of an eager pass: the reference for the graph."""
 
     loss: float
     gradients: list[Tensor | None]
@@ -82,13 +82,13 @@ class StepGraphs:
         self._captured: dict[BatchSignature, CapturedStep | None] = {}  # None: seen once, not captured yet
         self._self_gathering: dict[int, CapturedStep] = {}  # graphs that gather their batch, by batch size
         self._current: CapturedStep | None = None  # holds the gradients for the next update
-        self._addresses: list[tuple[int, bool]] = []  # and whether it requires a gradient
+        self._addresses: list[tuple[int, bool]] = []  # of each tensor, and whether it requires a gradient
         self._moves = 0  # of weights or buffers, since a graph was last verified
         self._options: OptimizerOptions | None = None
         self._updates_captured = 0
         self._all_notes: set[str] = set()
         self.eager_reason = ""  # why passes run eagerly for good
-        self.eager_update_reason = ""  # why updates do
+        self.eager_update_reason = ""  # why updates run eagerly for good
         self.notes: list[str] = []  # for the job's story
 
     def reset(self) -> None:
@@ -107,7 +107,7 @@ class StepGraphs:
 
     @property
     def is_warmed_up(self) -> bool:
-        """Whether a step like the last one would be replayed, as far as it ever will be."""
+        """Whether everything in such a step that can be replayed is being replayed by now."""
         verified = [each for each in self._captured.values() if each is not None and each.is_verified]
         has_all = any(each.is_fully_verified for each in verified) or bool(verified and self.eager_update_reason)
         return bool(self.eager_reason) or has_all

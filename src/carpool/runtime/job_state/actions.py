@@ -57,7 +57,7 @@ class DropMirror:
     """Free a mirror."""
 
     mirror: Mirror
-    reusable: bool = False  # no worker can still be writing to it
+    reusable: bool = False  # no worker can be writing to it any longer
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class BatchSplitter:
     """Decides the layout of epochs.
 
     In default mode the split of a step affects what is learned, so splits are recorded with the step from which they
-    hold, and steps that are made again after a crash are split as the first time.
+    hold, and steps repeated after a crash are split as they were the first time.
     """
 
     def __init__(self, devices: Mapping[int, LocalDevice], options: JobOptions, splits: Sequence[BatchSplit]) -> None:
@@ -71,7 +71,7 @@ class BatchSplitter:
         self._speeds = DeviceSpeeds()
         self._update_sharding = UpdateShardingPlanner(options.update_sharding)
         self._last: StepLayout | None = None
-        self._ordered: tuple[int, ...] = ()  # counts given by the order, as long as it holds
+        self._ordered: tuple[int, ...] = ()  # counts given by the order, while it is the newest
         self._best: dict[tuple[Slots, int], _BestSplit] = {}  # by slots and batch size
         self.ready: Ready | None = None  # what the job's workers reported about the training
         self.lr_gain = LearningRateGain()
@@ -86,7 +86,7 @@ class BatchSplitter:
         current: ProcessGroupEpoch | None,
         is_new: bool,
     ) -> StepLayout:
-        """How these slots should make the next step: like the current epoch unless a change is worth it.
+        """The layout of the next step on these slots: that of the current epoch unless a change pays off.
 
         ``is_new`` means that the step has never been made before.
         """
@@ -142,7 +142,7 @@ class BatchSplitter:
         best = self._best.get(where)
         times = 2**best.failures if best is not None and best.counts == in_use else 1
         if not self._speeds.are_settled(shares, times):
-            return wanted if in_use == self._ordered else in_use  # counts of an expired order are left at once
+            return wanted if in_use == self._ordered else in_use  # counts from an expired order are dropped at once
         slowest_s = slowest_pass_s(in_use, speeds)
         if best is None:
             best = self._best[where] = _BestSplit(in_use, slowest_s)
@@ -153,7 +153,7 @@ class BatchSplitter:
         return wanted if is_worth_it(in_use, wanted, speeds) else in_use
 
     def record(self, step: int, layout: StepLayout) -> BatchSplit | None:
-        """Remember how steps are split from here on; the split if it is new."""
+        """Record how steps are split from here on. Returns the split if it is new."""
         best, last, self._last = self._best.get((layout.slots, layout.batch_size)), self._last, layout
         if best is not None and last is not None and last.slots == layout.slots and last.counts != layout.counts:
             went_back = layout.counts == best.counts and self._ordered not in {last.counts, layout.counts}
@@ -171,11 +171,11 @@ class BatchSplitter:
         return split
 
     def same_split_until(self, step: int) -> int | None:
-        """The first step after this one that was made before with other parts; None if there is none."""
+        """The first step after this one that was already made with other parts; None if there is none."""
         return min((split.step for split in self._splits if split.step > step), default=None)
 
     def _recorded(self, step: int, slots: Slots) -> tuple[int, ...]:
-        """The parts with which a step was made before on these devices; empty if it was not."""
+        """The parts with which a step was already made on these devices; empty if it was not."""
         known = [split for split in self._splits if split.step <= step]
         is_same = known and known[-1].devices == tuple(slot.device for slot in slots)
         return known[-1].parts if is_same else ()
@@ -198,7 +198,7 @@ class BatchSplitter:
         return min(own * size, most) if self._options.batch_per_device else own
 
     def device_share(self, slot: WorkerSlot) -> DeviceShare:
-        """What a slot's speed depends on; the first guess is the number of cores, of which an exact pass uses one."""
+        """The key of a slot's speed; the first guess is the number of cores, of which an exact pass uses one."""
         device = self._devices[slot.device]
         share = (device.kind, slot.fraction)
         self._speeds.guess(share, 1.0 if self._options.exact else max(1, len(device.cores)) * slot.fraction)
@@ -230,7 +230,7 @@ class MicroBatching:
     """Limits on the samples of a pass, halved each time a step runs out of memory.
 
     The gradient is a mean over samples, so weighted passes over fewer samples add up to the same gradient, up to
-    rounding. Steps before the first limit stay whole when they are made again.
+    rounding. Steps before the first limit stay whole when they are repeated.
     """
 
     def __init__(self, known: Sequence[MicroBatchLimit] = ()) -> None:
@@ -241,7 +241,7 @@ class MicroBatching:
         return tuple((limit.step, limit.samples) for limit in self._known)
 
     def halve(self, step: int, samples: int) -> MicroBatchLimit | None:
-        """Halve the passes over so many samples from a step on; None if they have a single sample."""
+        """From this step on, halve passes of this many samples; None if a pass is already one sample."""
         now = min(max_micro_batch(self.limits, step) or samples, samples)
         if now < 2:
             return None

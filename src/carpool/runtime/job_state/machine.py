@@ -1,7 +1,7 @@
 """Job state machine: events in, actions out; no clock, no sockets, no torch.
 
 Every event updates the `JobState`; then `reconcile` takes every step towards the newest order that is possible now.
-There is no plan that a fault could interrupt: after any fault the same rules continue from what is left.
+There is no plan that a fault could interrupt: after any fault the same rules continue from the current state.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class JobMachine:
         return reconcile(self.state, at)
 
     def stop(self, at: float, *, checkpoint: bool) -> list[Action]:
-        """Have all workers exit at a step boundary; without `checkpoint`, steps since the last are lost."""
+        """Let all workers exit at a step boundary; without `checkpoint`, steps since the last one are lost."""
         self.state.stopping = checkpoint
         return reconcile(self.state, at)
 
     def fail(self, at: float, error: str) -> list[Action]:
-        """Fail the job for an error of the executor's."""
+        """Fail the job for an error of the executor."""
         self.state.fail(error)
         return reconcile(self.state, at)
 
@@ -158,7 +158,7 @@ def _on_message(state: JobState, at: float, worker: WorkerState, message: Messag
         case Evaluated():
             _on_evaluated(state, worker, message)
         case Halted(step):
-            if worker.mode is WorkerMode.HALTING:  # else it answers a Halt that a later message has overtaken
+            if worker.mode is WorkerMode.HALTING:  # otherwise a later message has overtaken the Halt that it answers
                 worker.mode, worker.step = WorkerMode.IDLE, step
                 state.on_progress(step)
         case Published(step):
@@ -214,9 +214,9 @@ def _apply_step(state: JobState, at: float, epoch: ProcessGroupEpoch, done: int 
 
 
 def _steps_ahead(state: JobState, epoch: ProcessGroupEpoch) -> int:
-    """How many steps one `Apply` covers across nodes: few enough for a change to wait only a moment.
+    """How many steps one `Apply` covers across nodes: few enough for a change to wait only briefly.
 
-    Steps that are made again get the parts that they had.
+    Repeated steps are split as they were the first time.
     """
     step_s, change = epoch.timing.step_s, state.splitter.same_split_until(epoch.granted)
     steps = max(1, min(_MAX_AHEAD, int(state.options.ahead_s / step_s))) if step_s else 1
@@ -314,7 +314,7 @@ def _on_write_failed(state: JobState, worker: WorkerState, failure: WorkerFailed
 def _on_out_of_memory(state: JobState, at: float, worker: WorkerState, failure: WorkerFailed) -> None:
     """Retry the step while the other jobs on the device are paused; if that fails too, use smaller micro-batches."""
     worker.mode, worker.step = WorkerMode.IDLE, failure.step
-    state.on_progress(failure.step)  # an earlier step that ran out of memory may be done by now
+    state.on_progress(failure.step)  # an earlier step that had run out of memory may be done by now
     if state.exclusive.is_retry:
         _use_micro_batches(state, worker, failure)
     else:

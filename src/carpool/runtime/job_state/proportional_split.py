@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from carpool.runtime.reduce.shards import maximal_subtrees
 
 MIN_GAIN = 0.05  # of the slowest pass, for a new split
-MIN_PASSES = 8  # passes measured on every device type before a new split; as many are remembered
+MIN_PASSES = 8  # passes measured on every device type before a new split; this many are kept
 
 DeviceShare = tuple[str, float]  # device type and fraction
 
@@ -51,7 +51,7 @@ class DeviceSpeeds:
         return 1.0 / statistics.median(self.measured[share])
 
     def are_settled(self, shares: Sequence[DeviceShare], times: int = 1) -> bool:
-        """Whether each has been measured ``times`` as often as needed since the last change."""
+        """Whether each has been measured in ``times`` times the passes needed since the last change."""
         return all(self.passes.get(share, 0) >= times * MIN_PASSES for share in shares)
 
 
@@ -64,7 +64,7 @@ def split_proportionally(pieces: int, speeds: Sequence[float], least: int = 0) -
     floor = least if pieces >= least * ranks else 0
     total = sum(speeds)
     counts = [max(floor, int(pieces * speed / total) - 1) for speed in speeds]
-    while sum(counts) > pieces:  # the floors took too much: take from the slowest above its floor
+    while sum(counts) > pieces:  # the minimums sum to too much: take from the slowest above its minimum
         rank = max((r for r in range(ranks) if counts[r] > floor), key=lambda r: (counts[r] / speeds[r], r))
         counts[rank] -= 1
     while sum(counts) < pieces:

@@ -1,10 +1,10 @@
 """Reconciliation: takes every possible step from a job's current state to its target, including shutdown; pure.
 
     target       the slots of the newest order; workers are started on them while the current epoch continues
-    epoch        workers that make steps together; it ends at a step boundary when something has to change
+    epoch        workers that make steps together; it ends at a step boundary if something has to change
     at boundary  workers between epochs; those that lack the newest state load a copy of it, then a new epoch starts
 
-In default mode an epoch waits for every slot, so that a lost worker is replaced and its step is made again with the
+In default mode an epoch waits for every slot, so that a lost worker is replaced and its step is repeated with the
 same parts. In exact mode the remaining workers continue at once: who computes which shard does not change the result.
 """
 
@@ -62,7 +62,7 @@ def needs_new_epoch(state: JobState, epoch: ProcessGroupEpoch) -> bool:
         return True
     ready = state.workers_on_target()
     if len(ready) < len(state.target.slots):
-        return False  # continue as it is until the new workers are ready
+        return False  # continue unchanged until the new workers are ready
     if ready != list(epoch.members):
         return True
     next_step = max(epoch.step, epoch.granted) + 1  # the current step keeps its layout
@@ -91,7 +91,7 @@ def _halt_for_change(state: JobState, epoch: ProcessGroupEpoch) -> None:
     if not needs_new_epoch(state, epoch):
         return
     epoch.halting = True
-    if epoch.is_solo:  # several ranks get it with the Apply of the step under way, so that this step still counts
+    if epoch.is_solo:  # several ranks get it with the Apply of the current step, so that this step still counts
         state.send(epoch.members[0], Halt())
         state.workers[epoch.members[0]].mode = WorkerMode.HALTING
 
@@ -159,7 +159,7 @@ def _form_group(state: JobState, at: float) -> None:
 
 
 def _next_members(state: JobState) -> list[WorkerState]:
-    """The workers of the next epoch; none while it has to wait for a worker that is still starting."""
+    """The workers of the next epoch; none while a worker is still starting."""
     ready = [state.workers[worker] for worker in state.workers_on_target()]
     if len(ready) == len(state.target.slots):
         return ready
@@ -282,7 +282,7 @@ def _note_update_ranges(state: JobState, layout: StepLayout) -> None:
 
 
 def _acknowledge(state: JobState) -> None:
-    """Acknowledge the order once it is in force and no worker is left elsewhere."""
+    """Acknowledge the order once it is in effect and no worker is left elsewhere."""
     target, epoch = state.target, state.epoch
     if not state.acks.is_pending(target) or state.stopping is not None:
         return
@@ -309,7 +309,7 @@ def _release_workers(state: JobState, at: float) -> None:
 
 
 def _is_copying_state(state: JobState, at: float) -> bool:
-    """Start the copy that keeps the newest state beyond its workers; False if none is needed."""
+    """Start the copy that preserves the newest state beyond its workers; False if none is needed."""
     newest = state.newest_holder
     is_remote = newest is not None and state.is_remote(newest.device)  # it cannot write to this node's disk
     is_to_disk = state.stopping is True and state.newest_step > state.copies.saved_step
@@ -320,7 +320,7 @@ def _is_copying_state(state: JobState, at: float) -> bool:
     if not is_to_disk:
         return False
     if state.stop_save_requested:
-        return False  # it failed, and the story says so
+        return False  # it failed, and the job's story says so
     if newest is None or is_remote or newest.step < state.newest_step:
         _save_mirror(state)
         return True
@@ -330,14 +330,14 @@ def _is_copying_state(state: JobState, at: float) -> bool:
 
 
 def _save_mirror(state: JobState) -> None:
-    """Have a worker of this node write the mirrored state to disk, one that is started for it if there is none."""
+    """Let a worker of this node write the mirrored state to disk; one is started for that if there is none."""
     here = [worker for worker in state.workers.values() if not state.is_remote(worker.device)]
     able = [worker for worker in here if worker.mode is not WorkerMode.EXITING]
     taken = {worker.device for worker in here}
     free = [device for device in sorted(state.devices) if not state.is_remote(device) and device not in taken]
     if able and able[0].mode is WorkerMode.IDLE:
         state.load_state(able[0])
-    elif not able and free:  # else the exit of a worker makes room
+    elif not able and free:  # otherwise the exit of a worker makes room
         state.start_worker(WorkerSlot(free[0]), is_writer=True)
 
 

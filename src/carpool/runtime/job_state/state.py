@@ -41,7 +41,7 @@ from carpool.runtime.sharing.lanes import percent
 
 
 class Acks:
-    """Acknowledges each order once, when it is in force."""
+    """Acknowledges each order once, when it is in effect."""
 
     def __init__(self, job: JobId) -> None:
         self._job = job
@@ -86,12 +86,12 @@ class RetryBudget:
         self._lost = {failing: count for failing, count in self._lost.items() if failing >= step}
 
     def on_loss(self, step: int) -> str:
-        """Count a worker lost in an epoch; why the job fails, or nothing."""
+        """Count a worker lost in an epoch. Returns why the job fails, or nothing."""
         self._lost[step] = self._lost.get(step, 0) + 1
         return self._exhausted(self._lost[step], f"in step {step + 1}")
 
     def on_start_failure(self, device: int) -> str:
-        """Count a worker lost before it joined an epoch; why the job fails, or nothing."""
+        """Count a worker lost before it joined an epoch. Returns why the job fails, or nothing."""
         self._start_failures[device] = self._start_failures.get(device, 0) + 1
         return self._exhausted(self._start_failures[device], "before it could make a step")
 
@@ -192,7 +192,7 @@ class JobState:
         self.exclusive = ExclusiveRequest()
         self.acks = Acks(job)
         self.last_number = 0  # of workers and epochs
-        self.memory_released: dict[int, bool] = {}  # workers asked to free cached memory; whether they have
+        self.memory_released: dict[int, bool] = {}  # workers asked to free cached memory: whether they have
         self.segment: Segment | None = None  # of the last epoch; reused because its pages are already mapped
         self.update_ranges: Ranges = ()  # of the last epoch
         self.noted_shards: tuple[int, ...] = ()  # shards per device, as last noted
@@ -203,7 +203,7 @@ class JobState:
         self.pause_frees_memory = True
         self.is_suspended = False  # the executor has no client
         self.saved_while_suspended = False
-        self.stopping: bool | None = None  # asked to stop; whether with a checkpoint
+        self.stopping: bool | None = None  # None: not asked to stop; else whether with a checkpoint
         self.stop_save_requested = False
         # The end.
         self.is_over = False  # ended or stopped, and no process is left
@@ -233,7 +233,7 @@ class JobState:
 
     @property
     def steps_done(self) -> int:
-        """Steps done, as far as known."""
+        """Steps known to be done."""
         steps = [worker.step for worker in self.state_holders]
         if self.epoch is not None:
             steps.append(self.epoch.step)
@@ -255,7 +255,7 @@ class JobState:
 
     @property
     def is_releasing(self) -> bool:
-        """Whether all workers have to exit although the job is not over."""
+        """Whether all workers must exit although the job is not over."""
         return self.stopping is not None or not self.target.slots
 
     @property
@@ -269,8 +269,9 @@ class JobState:
     def slot_key(self, slot: WorkerSlot) -> SlotKey:
         """The device and lane that a worker on this slot must have been started with.
 
-        An exact job always gets the whole device: libraries choose kernels by the number of visible multiprocessors,
-        so another lane would change its bits. So does a job with a later turn: it computes while others do not.
+        An exact job always gets the whole device: libraries choose kernels by the number of visible multiprocessors, so
+        another lane would change its bits. A job that takes turns also gets the whole device, because the others wait
+        while it computes.
         """
         device = self.devices[slot.device]
         if not self.options.has_lanes or device.cuda is None:
@@ -305,7 +306,7 @@ class JobState:
             self.send(worker.id, self.last_metrics)  # the copy may have been taken before its evaluation
 
     def dismiss(self, at: float, worker: WorkerState) -> None:
-        """Have a worker exit; kill it where it does not read messages and has nothing to lose."""
+        """Let a worker exit; kill it if it does not read messages and has nothing to lose."""
         is_loading = worker.mode is WorkerMode.LOADING and not worker.is_warming_up
         if worker.mode is WorkerMode.STARTING or is_loading:
             self.actions.append(Kill(worker.id))
@@ -325,7 +326,7 @@ class JobState:
         device = self.device_name(worker.device)
         self.lost_workers += 1
         self.actions += self.copies.discard_writes_of(worker.id)
-        self.stop_save_requested = False  # it may have been this worker's
+        self.stop_save_requested = False  # this worker may have been the one to save
         epoch, exhausted, when = self.epoch, "", ""
         if epoch is not None and worker.id in epoch.members:
             when = f" at step {epoch.step}"

@@ -8,7 +8,7 @@ from carpool.runtime.job_state.actions import Action, CopyMirror, DropMirror, Mi
 from carpool.runtime.job_state.types import JobOptions, StateCopy
 from carpool.runtime.process.protocol import Load, Publish, Save
 
-_MAX_MIRROR_SHARE = 0.04  # of a job's time: mirroring a gigabyte takes a good part of a second
+_MAX_MIRROR_SHARE = 0.04  # of a job's time that mirroring may take; a gigabyte takes most of a second
 
 
 def _saved_step(copies: Sequence[StateCopy]) -> int:
@@ -29,7 +29,7 @@ class StateCopies:
         self._saver: int | None = None
         self._mirrored_at = self._saved_at = 0.0
         self._mirror_took_s = 0.0  # the last periodic mirror
-        self._is_periodic = False  # the mirror being written was due, since `_mirrored_at`
+        self._is_periodic = False  # the mirror being written is a periodic one, begun at `_mirrored_at`
         self._last_key = 0
 
     @property

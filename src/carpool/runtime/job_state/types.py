@@ -24,7 +24,7 @@ class WorkerMode(StrEnum):
     IDLE = "idle"  # at a step boundary
     LOADING = "loading"  # loads a state
     RUNNING = "running"  # makes steps in the current epoch
-    HALTING = "halting"  # makes steps, and was told to stop at the next boundary
+    HALTING = "halting"  # makes steps, and was ordered to stop at the next boundary
     DONE = "done"  # its training has ended
     EXITING = "exiting"  # was dismissed or killed; its exit has not been seen yet
 
@@ -70,7 +70,7 @@ class WorkerSlot:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the newest order asks for."""
+    """The newest order as a target."""
 
     generation: int
     slots: tuple[WorkerSlot, ...] = ()  # none: release all devices
@@ -96,7 +96,7 @@ class StepLayout:
 
 @dataclass(slots=True)
 class StepTiming:
-    """Moving averages of an epoch's step time and of its share beside the slowest pass."""
+    """Moving averages of an epoch's step time, and of the part of it outside the longest pass."""
 
     step_s: float | None = None
     sync_s: float | None = None
@@ -104,7 +104,7 @@ class StepTiming:
     _last: float | None = None
 
     def on_barrier(self, at: float, passes_s: Mapping[int, float], steps: int = 1) -> float | None:
-        """Record that all workers contributed, some steps later; a step's time beside the longest pass."""
+        """Record that all workers contributed. Returns the part of a step's time outside the longest pass."""
         last, self._last = self._last, at
         if last is None:
             return None
@@ -133,7 +133,7 @@ class ProcessGroupEpoch:
     number: int
     members: tuple[int, ...]  # workers by rank
     layout: StepLayout
-    step: int  # steps done, as far as known
+    step: int  # steps known to be done
     since: float
     halting: bool = False
     granted: int = 0  # the first step that may not be applied yet
@@ -154,7 +154,7 @@ class StateCopy:
     step: int
     mirror: Mirror | None = None
     path: str = ""
-    is_mirror_file: bool = False  # a copy of a mirror on disk, which is no checkpoint that the user asked for
+    is_mirror_file: bool = False  # a copy of a mirror on disk, not a checkpoint that the user asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class JobOptions:
     reducer: str = "shared"  # or "group"
     has_lanes: bool = False  # a share of a GPU is an MPS percentage, fixed for a process's life
     cpus: int = 0  # cores of each worker on a GPU; 0: torch's default number of threads
-    ahead_s: float = 0.1  # steps across nodes are granted for so long at once; a change waits for them
+    ahead_s: float = 0.1  # how many seconds of steps one grant covers across nodes; a change waits that long
 
 
 def owners_of(layout: StepLayout, *, exact: bool) -> tuple[tuple[int, int], ...]:

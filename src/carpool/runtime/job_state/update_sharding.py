@@ -34,7 +34,7 @@ class UpdateSharding(StrEnum):
     CHOSEN = "chosen"  # by prediction
     ALL = "all"  # every rank updates all of them
     FIRST = "first"  # rank 0 updates all of them
-    EVEN = "even"  # equal ranges, as far as whole parameters allow
+    EVEN = "even"  # ranges as equal as whole parameters allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def all_on_first(costs: UpdateCosts) -> Ranges:
 
 
 def proportional_ranges(sizes: Sequence[int], speeds: Sequence[float]) -> Ranges:
-    """A range of parameters per rank, in proportion to speed as far as whole parameters allow."""
+    """A range of parameters per rank, as proportional to speed as whole parameters allow."""
     ends = list(itertools.accumulate(sizes, initial=0))
     cuts = [0]
     for goal in list(itertools.accumulate(speeds))[:-1]:
@@ -129,7 +129,7 @@ class UpdateShardingPlanner:
             self._copy_s.setdefault(share, deque(maxlen=MIN_PASSES)).append(copy_s)
 
     def on_step(self, shares: Sequence[DeviceShare], ranges: Ranges, sync_s: float) -> None:
-        """Record the time of a step beside its longest pass; sharding that proves slower than none is given up."""
+        """Record the time of a step outside its longest pass; sharding that proves slower than none is given up."""
         key = tuple(shares)
         known = self._sync_s.setdefault((key, ranges), deque(maxlen=2 * MIN_PASSES))
         known.append(sync_s)
@@ -143,7 +143,7 @@ class UpdateShardingPlanner:
             return
         if statistics.median(list(known)[MIN_PASSES:]) > statistics.median(
             unsharded
-        ):  # the first ones touch new memory
+        ):  # the first updates touch new memory
             self._chosen[key] = ()
 
     def ranges(self, sizes: tuple[int, ...], shares: Sequence[DeviceShare]) -> Ranges:

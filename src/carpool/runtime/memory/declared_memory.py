@@ -12,7 +12,7 @@ from carpool.jobs.program import Program
 
 _MARGIN = 1.1  # on a declaration, for allocators and imports
 _PROC = Path("/proc")
-_KEPT = ("RssAnon:", "RssShmem:")  # of a process's status: what other processes do not have mapped from files
+_KEPT = ("RssAnon:", "RssShmem:")  # of a process's status: its memory without pages mapped from files
 
 
 class DeclaredMemory:
@@ -22,13 +22,13 @@ class DeclaredMemory:
         self._warned: set[JobId] = set()
 
     def is_of_interest(self, job: JobId, program: Program) -> bool:
-        """Whether a job has declared memory and has not been warned of."""
+        """Whether a job has declared memory and has not been warned about."""
         return bool(program.memory_bytes or program.ram_bytes) and job not in self._warned
 
     def warning(self, job: JobId, program: Program, used_bytes: int, num_devices: int, *, on_gpu: bool) -> str:
-        """A warning if the job uses more than it declared for so many devices; empty: it does not, or was warned of."""
+        """A warning if the job uses more than it declared for its devices; empty: it does not, or was warned about."""
         key, declared = ("ram", program.ram_bytes) if program.ram_bytes else ("memory", program.memory_bytes)
-        if on_gpu and key == "memory":  # of the device: its allocator is limited
+        if on_gpu and key == "memory":  # device memory: its allocator is limited
             return ""
         limit = declared * max(1, num_devices)
         if not limit or used_bytes <= _MARGIN * limit or job in self._warned:
@@ -40,7 +40,7 @@ class DeclaredMemory:
 
 
 def resident_bytes(pids: Iterable[int], proc: Path = _PROC) -> int:
-    """RAM of processes, without what they map from files."""
+    """RAM of processes, without pages that they map from files."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):  # it has exited

@@ -57,7 +57,8 @@ class DeviceState:
         trainer: Trainer,
         state: Region,
         scratch: Region | None,
-        on_resize: Callable[[int], object] = lambda num_bytes: None,  # change of memory that torch does not count
+        # gets each change of the memory that torch does not count
+        on_resize: Callable[[int], object] = lambda num_bytes: None,
     ) -> None:
         self._trainer = trainer
         self._on_resize = on_resize
@@ -106,7 +107,7 @@ class DeviceState:
     def _is_movable(self, tensor: Tensor) -> bool:
         """Whether a tensor is dense; others stay in place and are never swapped."""
         like = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format)
-        is_dense = like.stride() == tensor.stride()  # preserved only without holes and overlaps
+        is_dense = like.stride() == tensor.stride()  # strides are preserved only without holes and overlaps
         return tensor.device == self._trainer.device and is_dense and tensor.numel() > 0
 
     def memory_need(self) -> MemoryNeed:
@@ -114,7 +115,7 @@ class DeviceState:
         return MemoryNeed(self._state.size, scratch, self._fixed_bytes(scratch))
 
     def _fixed_bytes(self, scratch: int) -> int:
-        """What torch holds outside the regions, with its cache emptied."""
+        """Memory that torch holds outside the regions, with its cache emptied."""
         device = self._trainer.device
         if device.type != "cuda":
             return 0
@@ -182,7 +183,7 @@ class DeviceState:
         self._state.clear()
 
     def mark_dirty(self) -> None:
-        """The state is about to change: the host copy becomes stale."""
+        """Mark the host copy as stale: the state is about to change."""
         self._is_clean = False
 
     def await_weights(self) -> None:
@@ -232,7 +233,7 @@ class _Copies:
         with torch.cuda.stream(self._stream):
             device[:weight_bytes].copy_(host[:weight_bytes], non_blocking=True)
             self._weights_copied.record(self._stream)
-            # In chunks: else the forward pass's small copies would queue behind all of it at the copy engine.
+            # In chunks: otherwise the forward pass's small copies would queue behind one large copy at the copy engine.
             for start in range(weight_bytes, end, _COPY_CHUNK):
                 stop = min(end, start + _COPY_CHUNK)
                 device[start:stop].copy_(host[start:stop], non_blocking=True)

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-CUDA_CONTEXT_BYTES = 1 << 30  # what a process takes for CUDA and the code of its libraries
+CUDA_CONTEXT_BYTES = 1 << 30  # memory of a process for CUDA and the code of its libraries
 
 K = TypeVar("K", bound=Hashable)
 
@@ -27,7 +27,7 @@ class MemoryNeed:
 
     @property
     def whole(self) -> int:
-        """State and scratch: what it takes while it runs, beside the fixed part."""
+        """State and scratch: its memory while it runs, without the fixed part."""
         return self.state + self.scratch
 
 
@@ -54,7 +54,7 @@ def plan_residents(
     coming: Sequence[K],
     recent: Sequence[K],
 ) -> Residents[K]:
-    """The jobs to keep on the device; a job in ``coming`` that is missing does not fit beside the running job.
+    """The jobs to keep on the device; a job of ``coming`` that is not among them does not fit beside the running one.
 
     ``coming`` lists the next jobs first, ``recent`` the latest. Only ``coming`` jobs are brought in. The first of them
     is brought in whole; where its scratch does not fit beside the running job, only its state.

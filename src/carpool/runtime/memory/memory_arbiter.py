@@ -42,7 +42,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class SwapPlan(Generic[K]):
-    """What to send now."""
+    """The messages to send now."""
 
     granted: list[TurnGrant[K]]  # grants that have memory
     swap_out: list[Evict[K]]
@@ -58,7 +58,7 @@ class MemoryArbiter(Generic[K]):
     evict_early: bool = True  # order the running job to swap out before its turn has ended
     needs: dict[K, MemoryNeed] = field(default_factory=dict)
     counts: dict[K, Counts] = field(default_factory=dict)
-    _states: set[K] = field(default_factory=set)  # on the device, or on their way in or out
+    _states: set[K] = field(default_factory=set)  # on the device, or being swapped in or out
     _scratches: set[K] = field(default_factory=set)
     _leaving: dict[K, bool] = field(default_factory=dict)  # being swapped out; wholly or not
     _recent: list[K] = field(default_factory=list)  # the latest first
@@ -66,7 +66,7 @@ class MemoryArbiter(Generic[K]):
 
     @property
     def taken(self) -> int:
-        """Bytes of measured jobs on the device, or on their way there."""
+        """Bytes of measured jobs on the device, or being swapped in."""
         return self._taken_by_others(None)
 
     @property
@@ -121,7 +121,7 @@ class MemoryArbiter(Generic[K]):
     def _swap_in_ahead(self, client: K, running: K, plan: SwapPlan[K]) -> None:
         """Bring in as much of a job as fits beside the running one.
 
-        If nothing fits, idle jobs are evicted meanwhile: then only the running one has to leave for it.
+        If nothing fits, idle jobs are evicted meanwhile, so that later only the running one has to be swapped out.
         """
         beside = self._residents_with(running, client)
         if client not in beside.states:
@@ -137,7 +137,7 @@ class MemoryArbiter(Generic[K]):
 
     def _admit(self, client: K, running: K | None, swap_out: list[Evict[K]]) -> bool:
         wanted = self._residents_with(running, client)
-        if client not in wanted.scratches:  # does not fit beside the running job, which then has to leave too
+        if client not in wanted.scratches:  # does not fit beside the running job, which then has to be swapped out, too
             wanted = self._residents_without_running(client)
         self._evict(wanted, {client} if self.evict_early or running is None else {client, running}, swap_out)
         if not self._fits(client, wholly=True):
@@ -159,13 +159,13 @@ class MemoryArbiter(Generic[K]):
     def _fits(self, client: K, *, wholly: bool) -> bool:
         if client in self._leaving:
             return False
-        if not self._states - {client}:  # alone it may take all there is
+        if not self._states - {client}:  # alone on the device it may exceed the cap
             return True
         need = self._need(client)
         return self._taken_by_others(client) + (need.whole if wholly else need.state) <= self.capacity
 
     def _residents_without_running(self, client: K) -> Residents[K]:
-        """Who stays once the running job has left; no other job beside one larger than the cap."""
+        """The jobs that stay once the running job has left; if `client` alone exceeds the cap, none."""
         wanted = self._residents_with(None, client)
         return wanted if client in wanted.scratches else Residents(frozenset(), frozenset())
 

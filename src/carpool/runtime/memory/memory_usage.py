@@ -86,10 +86,10 @@ def current_memory(device: torch.device) -> int:
 
 
 class MemoryGrowth:
-    """Tells a leak from a batch that never fitted: compares the memory held after the first steps with now."""
+    """Distinguishes a leak from a batch that never fitted: compares the memory held after the first steps with now."""
 
     _WARMUP_STEPS = 3  # steps after which optimizer state and caches exist
-    _FACTOR = 1.5  # of growth that is called a leak
+    _FACTOR = 1.5  # growth from which it is called a leak
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -114,7 +114,7 @@ class MemoryGrowth:
 
 
 def has_free_memory(device: torch.device, most: int) -> bool:
-    """Whether a GPU has 1.5 times so many bytes free; the extra half is for the other jobs."""
+    """Whether a GPU has 1.5 times `most` bytes free; the extra half is for the other jobs."""
     return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 1.5 * most
 
 

@@ -1,6 +1,6 @@
-"""OOM kills: whether the kernel killed a process of this machine for memory, and whose limit was reached.
+"""OOM kills: whether the kernel's OOM killer ended a process of this machine, and whose limit was reached.
 
-A process that the kernel kills for memory looks like any other that was killed by SIGKILL; only counters tell. They are
+A process killed for memory looks like any other killed by SIGKILL; only the kernel's counters show the cause. They are
 read per control group (v2: ``memory.events``, v1: ``memory.oom_control`` and ``memory.failcnt``), else for the whole
 machine (``/proc/vmstat``).
 """
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from carpool.core.units import format_bytes
 
-_UNLIMITED = 1 << 60  # version 1 has no other word for it
+_UNLIMITED = 1 << 60  # version 1 shows a huge number for no limit
 
 
 class _Group(NamedTuple):
     """Counters of one control group."""
 
     path: Path
-    kills: int  # processes in it that were killed for memory, whoever's limit it was
+    kills: int  # processes in it that were killed for memory, whichever limit was reached
     reached: int  # how often its own limit was reached
     limit_bytes: int  # 0: none
 
@@ -38,7 +38,7 @@ class OomKills:
         self._cause = ""  # of the newest kill
 
     def claim(self) -> str:
-        """Why a process that was killed lately was killed for memory, and the way out; empty: nothing shows that."""
+        """Why a process that was just killed ran out of memory, and the way out; empty: no sign of that."""
         groups = {group.path: group for group in self._read_groups()}
         machine = self._read_machine()
         both = [(self._groups[path], group) for path, group in groups.items() if path in self._groups]

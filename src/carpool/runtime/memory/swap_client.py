@@ -59,12 +59,12 @@ class SwapClient:
             self._device_state.mark_dirty()
 
     def enter_region(self) -> None:
-        """After a step: the optimizer's state exists, so that all of it can be made swappable."""
+        """Make the state swappable; called after a step, when the optimizer's state exists."""
         if self._device_state is not None:
             self._device_state.enter_region()
 
     def leave_region(self) -> None:
-        """Before another state is loaded."""
+        """Make the state unswappable, before another one is loaded."""
         if self._device_state is not None:
             self._device_state.leave_region()
 

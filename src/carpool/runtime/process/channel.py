@@ -1,9 +1,9 @@
 """Channel between executor and worker: JSON lines over a Unix socket pair, file descriptors, heartbeats.
 
-A line that comes with descriptors begins with their number: ``2 {"say":…}``. The kernel delivers descriptors with the
-first byte of the line or later ones of the same read, never before, so that counting tells which line they belong to.
-A line is checked before it becomes a message: its length while it is read, its values by the types of the protocol.
-Workers use the blocking `Channel`, the executor `AsyncChannel`.
+A line that comes with descriptors begins with their number: ``2 {"say":…}``. Descriptors never arrive before the first
+byte of their line, so counting them tells which line they belong to. A line is checked before it becomes a message: its
+length while it is read, its values by the types of the protocol. Workers use the blocking `Channel`, the executor
+`AsyncChannel`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The inverse of `encode`; ProtocolError for what is no message, or has a value out of range."""
+    """The inverse of `encode`; ProtocolError for an invalid message or a value out of range."""
     try:
         value = json.loads(line)
         kind = _TYPES[value.pop("say")]
@@ -120,7 +120,7 @@ class Channel:
         return self._incoming.is_ready or bool(self._poll.poll(0))
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """The next message; ``None`` after a timeout. Raises `Closed` when there will be none."""
+        """The next message; ``None`` after a timeout. Raises `Closed` if none will follow."""
         while (found := self._incoming.take()) is None:
             if not self._poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)):
                 return None
@@ -156,7 +156,7 @@ class AsyncChannel:
             self._write()
 
     async def receive(self) -> Received:
-        """The next message. Raises `Closed` when there will be none, `ProtocolError` for what is no message."""
+        """The next message. Raises `Closed` if none will follow, `ProtocolError` for an invalid one."""
         while (found := self._incoming.take()) is None:
             if self._ended is not None:
                 raise self._ended

@@ -24,7 +24,7 @@ _GPU_FILE = re.compile(r"/dev/nvidia\d+")
 
 
 class CheckpointDriver(Protocol):
-    """What parking needs of the driver; each call raises `CudaDriverError`."""
+    """The driver calls that parking needs; each may raise `CudaDriverError`."""
 
     def lock_process(self, pid: int, timeout_s: float) -> None: ...
 
@@ -48,7 +48,7 @@ def _open_files(folder: Path) -> Iterator[str]:
 
 
 def park_processes(pids: Sequence[int], driver: CheckpointDriver) -> None:
-    """Lock all processes, then checkpoint each. `CudaDriverError` if one refuses; then all run as before."""
+    """Lock all processes, then checkpoint each. `CudaDriverError` if one refuses; then all keep running."""
     locked: list[int] = []
     saved: list[int] = []
     try:
@@ -82,7 +82,7 @@ def restore_processes(pids: Sequence[int], driver: CheckpointDriver) -> None:
 
 
 async def call_driver(action: str, pids: Sequence[int]) -> str:
-    """Park or restore processes in a helper process; the error, empty on success."""
+    """Park or restore processes in a helper process. Returns the error, empty on success."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
     helper = subprocess.Popen(  # noqa: ASYNC220 - exec takes a millisecond, and no thread may be started
         [sys.executable, "-P", "-m", "carpool.runtime.process.cuda_parking", action, *map(str, pids)],

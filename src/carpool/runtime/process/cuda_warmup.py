@@ -59,7 +59,7 @@ def wait_for_job(channel: Channel, warm: Prewarm) -> Received:
 
 
 def warm_up(device: torch.device) -> list[str]:
-    """Run what trainings commonly use; what failed and why: a job may not need it."""
+    """Run operations that trainings commonly use. Returns those that failed and why: a job may not need them."""
     enable_determinism()  # before CUDA starts
     torch.zeros(1, device=device).add_(1).item()  # must not fail
     skipped = []

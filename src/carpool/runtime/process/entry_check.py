@@ -1,8 +1,8 @@
 """Entry check: calls every entry once in a fork of the fork server and reports errors before jobs start.
 
 A process whose entry is fine waits for its job to start and becomes its worker, so that the first jobs call their
-entries once. What an entry prints goes to its job's log then; otherwise it is discarded. An entry that takes too long
-is not checked.
+entries once. The output of the entry then goes to its job's log; otherwise it is discarded. An entry that takes too
+long is not checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WorkerKey = tuple[str, int]
 
 TIMEOUT_S = 20.0  # for all entries together, once torch is imported
-_REPEATS_SHARE = 0.25  # of it, in which an entry is also called with the arguments of further jobs: sweeps may be long
+_REPEATS_SHARE = 0.25  # of it, in which further jobs of the same entry are checked, too; a sweep can have many
 _COPY_BYTES = 1 << 20
 _DIED = "the process that called its entry ended, twice: by os._exit, a signal or out of memory"
 _NO_JOB = ""  # in the key of a checking process; its number is negative, unlike that of a prewarmed process
@@ -46,7 +46,7 @@ class EntryChecks:
 
     def __init__(self, starter: CheckStarter, threads: Callable[[Program], int], max_kept: int) -> None:
         self._starter = starter
-        self._threads = threads  # that a job's worker will probably have
+        self._threads = threads  # that a job's worker is expected to have
         self._max_kept = max_kept
         self._last_number = 0
         self._answers: dict[WorkerKey, asyncio.Future[EntryChecked | None]] = {}  # None: it died without an answer
@@ -65,7 +65,7 @@ class EntryChecks:
         self._kept = {job: kept for job, kept in self._kept.items() if kept[0] != key}
 
     async def run(self, programs: Mapping[str, Program], timeout_s: float = TIMEOUT_S) -> dict[str, str]:
-        """Call the entries; an error by job, empty where there is none. Jobs that were not checked are left out."""
+        """Call the entries. Returns each checked job's error, empty if there is none."""
         await self._starter.ready()
         if not programs:
             return {}
@@ -90,7 +90,7 @@ class EntryChecks:
         return None
 
     def release_others(self, jobs: Collection[str]) -> None:
-        """Kill the processes of all but these jobs: the others do not start soon."""
+        """Kill the processes of all but these jobs: the others will not start soon."""
         for job in [job for job in self._kept if job not in jobs]:
             self._starter.kill(self._kept.pop(job)[0])
 
@@ -100,7 +100,8 @@ class EntryChecks:
         while job := queue.next(is_early=now() < repeats_until):
             name, program = job
             request = CheckEntry(name, asdict(program), self._threads(program))
-            answer = await self._check(request) or await self._check(request)  # one death need not be its fault
+            # a single death may not be the entry's fault
+            answer = await self._check(request) or await self._check(request)
             found[name] = _DIED if answer is None else answer.error
             if answer is not None and not answer.error:
                 self.fine[name] = answer
@@ -140,7 +141,7 @@ class CheckQueue:
         self._repeats = [(job, program) for job, program in programs.items() if job not in names]
 
     def next(self, *, is_early: bool) -> tuple[str, Program] | None:
-        """The next job; one whose entry has been called already only while it is early."""
+        """The next job; while `is_early`, also one whose entry has already been called for another job."""
         queue = self._first or (self._repeats if is_early else [])
         return queue.pop(0) if queue else None
 
@@ -163,7 +164,7 @@ class CheckedEntry(NamedTuple):
 
 
 def check_entry(request: CheckEntry) -> CheckedEntry:
-    """In the process: do what a worker does before its first step, as far as the user's code can fail."""
+    """In the process: do what a worker does before its first step, up to the last point where user code can fail."""
     from carpool.runtime.process.worker_setup import capture_output, checked_training, configure_job, most_steps
     from carpool.runtime.worker.error_classifier import describe_error
 

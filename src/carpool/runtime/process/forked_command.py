@@ -37,7 +37,7 @@ def start_program(channel: Channel, request: RunProgram, fds: tuple[int, ...]) -
         os.close(read_end)
         _become_reaper(channel, program, request, fds, write_end)
     os.close(write_end)
-    os.read(read_end, 1)  # until the reaper has left this session, which ends with this process
+    os.read(read_end, 1)  # wait until the reaper has left this session, which ends with this process
     return 0
 
 

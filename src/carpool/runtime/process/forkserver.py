@@ -1,6 +1,6 @@
 """Fork server: a process with torch imported that forks workers in milliseconds.
 
-It is started by fork and exec, not by a plain fork of the executor: so it has none of the executor's descriptors,
+It is started by fork and exec, not by a plain fork of the executor: so it does not inherit the executor's descriptors,
 threads and event loop, and the executor itself does not import torch. It has a single thread and never initializes
 CUDA, which makes forking it safe. Every worker leads its own session and dies with the fork server, which dies with the
 executor and kills what workers have started. It is launched before the executor imports its own modules.
@@ -87,7 +87,7 @@ class ForkServer:
         return self._process.pid
 
     async def fork(self, channel: socket.socket, log: int | None = None) -> int:
-        """Fork a worker on this end of a channel, which may be closed here afterwards; its pid."""
+        """Fork a worker on this end of a channel, which may be closed here afterwards. Returns its pid."""
         if self._stopping or self._listener is None or self._listener.done():
             raise ForkServerDied("the fork server has exited")
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -104,7 +104,7 @@ class ForkServer:
         self._stopping = True
         self._channel.close()
         if self._listener is None:
-            self._process.kill()  # it still imports torch, and has no workers
+            self._process.kill()  # it is still importing torch, and has no workers
         try:
             await asyncio.wait_for(wait_for_exit(self._process), _STOP_S)
         except TimeoutError:
@@ -119,7 +119,7 @@ class ForkServer:
                 match (await self._channel.receive()).message:
                     case Forked(pid, error):
                         _settle(self._forks.popleft(), pid, error)
-                        await asyncio.sleep(0)  # the caller learns of the worker before it learns of its exit
+                        await asyncio.sleep(0)  # so that the caller learns of the worker before its exit
                     case Exited() as exited:
                         self._on_exit(exited)
         except Closed as error:
@@ -276,7 +276,7 @@ def _import_torch() -> bool:
 
 
 def _warm_up() -> bool:
-    """Prepare to fork workers; whether torch is there for them."""
+    """Prepare to fork workers. Returns whether torch is installed for them."""
     has_torch = _import_torch()
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"the fork server has {threads} threads and must not fork"

@@ -53,7 +53,7 @@ def launch_forkserver() -> Launched:
 
 
 def limit_spinning(environment: MutableMapping[str, str]) -> None:
-    """Let waiting threads of programs that get this environment soon sleep, unless it says itself how they wait."""
+    """Let waiting threads of programs with this environment sleep soon, unless it already sets how they wait."""
     if _WAIT_POLICY not in environment:
         environment.setdefault(_SPIN, _SPIN_COUNT)
 

@@ -18,7 +18,7 @@ _MAX_PASSES = 100  # over a tree that keeps forking
 
 
 class TreeUsage(NamedTuple):
-    """What the live processes of a tree have used."""
+    """The resources that the live processes of a tree have used."""
 
     cpu_s: float = 0.0
     resident_bytes: int = 0
@@ -36,7 +36,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def stop_tree(pid: int) -> bool:
-    """Send SIGSTOP to all processes below this one; whether all of them have stopped.
+    """Send SIGSTOP to all processes below this one. Returns whether all have stopped.
 
     Repeat until they have: a process may fork before the signal reaches it. Parents come before their children, so
     that none sees a stopped child.
@@ -83,7 +83,7 @@ def bind_tree(pid: int, cores: Collection[int]) -> None:
 
 
 def usage(pid: int) -> TreeUsage:
-    """CPU time and resident memory of all processes below this one, with those that they have waited for."""
+    """CPU time and resident memory of all processes below this one, including exited ones that they waited for."""
     page = os.sysconf("SC_PAGE_SIZE")
     ticks = pages = 0
     for each in descendants(pid):

@@ -1,7 +1,7 @@
 """Progress reader: finds a pattern in the growing log of a command, in a process of its own.
 
 ``python -m carpool.runtime.process.progress_reader FD PARENT START LOG PATTERN`` sends `ProgressFound` over socket FD.
-A pattern that takes too long on a line loses that line, and cannot hold up the executor.
+If a pattern takes too long on a line, the line is skipped; the executor never waits for it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from carpool.runtime.process.protocol import ProgressFound
 
 _POLL_S = 0.25
 _MATCH_S = 0.1  # for one line
-_MAX_READ = 1 << 20  # of what was written since the last look only the end is searched
+_MAX_READ = 1 << 20  # bytes at the end of new output that are searched
 _LINE_END = re.compile(rb"[\r\n]")  # a progress bar ends its lines with a carriage return
 _SMOOTHING = 0.3
-_MAX_FOUND = 8  # of one look: each may hold a loss that halving compares
-_LOOK_S = 1.0  # for all lines of one look
+_MAX_FOUND = 8  # of one read: each may hold a loss that halving compares
+_LOOK_S = 1.0  # for all lines of one read
 
 
 class LogTail:
-    """Complete lines that were appended to a log since the last look."""
+    """Complete lines that were appended to a log since the last read."""
 
     def __init__(self, path: Path, start: int) -> None:
         self._path = path
@@ -70,14 +70,14 @@ class ProgressMeter:
         self._rate = 0.0
 
     def update(self, found: Sequence[Progress]) -> list[ProgressFound]:
-        """What to report of the progress that one look has found, oldest first."""
+        """The updates to report for the progress found by one read, oldest first."""
         now, before, updates = self._clock(), self._done, []
         is_first = self._last is None
         for each in found:
             if self._last is not None and each.done < self._last.done:
                 self._before += self._last.total or self._last.done
             self._done, self._last = self._before + each.done, each
-            total = each.total if not self._before else None  # how many rounds follow is unknown
+            total = each.total if not self._before else None  # the number of further rounds is unknown
             updates.append(ProgressFound(self._done, total, self._rate, each.loss))
         if not is_first and now > self._at:
             rate = max(0.0, self._done - before) / (now - self._at)
@@ -114,7 +114,7 @@ def _found(pattern: ProgressPattern, lines: list[bytes], clock: Callable[[], flo
 
 
 def updates(tail: LogTail, pattern: ProgressPattern, meter: ProgressMeter) -> Iterator[list[ProgressFound]]:
-    """What each look at the log finds."""
+    """Yield the findings of each read of the log."""
     while True:
         found = _found(pattern, tail.lines())
         yield meter.update(found) if found else []
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> None:
         try:
             for update in news:
                 channel.send(update)
-            channel.receive(_POLL_S)  # nothing comes: it waits, and ends when the other side is closed
+            channel.receive(_POLL_S)  # no message arrives: this only waits, and ends when the other side is closed
         except Closed:
             return
 

@@ -10,7 +10,7 @@ Lifecycle of a worker:
    makes steps on its own and polls its socket between them. With several ranks, each step is: contribute to the shared
    segment, send `Contributed`, wait for `Apply`, add all contributions in tree order, update. Across nodes, where the
    process group itself waits for all ranks, `Contributed` is sent ahead of the step and `Apply` covers several steps.
-3. `Proceed` with a higher epoch ends the current one at once; a step that was not applied is made again. `Halt` ends it
+3. `Proceed` with a higher epoch ends the current one at once; a step that was not applied is repeated. `Halt` ends it
    at the next step boundary, answered by `Halted`.
 4. At a step boundary `Publish` writes the state into a memory file (the mirror) and `Save` writes a checkpoint.
 5. Training ends with `Done` from every rank, carrying the digest of the weights; any other end is `WorkerFailed`.
@@ -122,7 +122,7 @@ class Apply(Message):
     epoch: int
     step: int
     halt: bool = False  # stop after this step
-    steps: int = 1  # so many steps from this one on may be applied
+    steps: int = 1  # this many steps from this one on may be applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class MetricsMeasured(Message):
 
 @dataclass(frozen=True, slots=True)
 class Grant(Message):
-    """Leave to make some steps once the grant `after` has ended."""
+    """Permission to make some steps once the grant `after` has ended."""
 
     steps: int = 1
     number: int = 0
@@ -380,7 +380,7 @@ class WorkerFailed(Message):
     step: int = 0
     samples: int = 0  # of this worker's part of the step, when it ran out of memory
     growth: str = ""  # how memory grew over good steps before it ran out; empty: it did not
-    limit: str = ""  # what limits its memory below that of the device; the executor fills it in
+    limit: str = ""  # the limit on its memory, if below that of the device; the executor fills it in
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +453,7 @@ class HostTasks(Message):
     cores: tuple[int, ...] = ()
     threads: int = 1
     heartbeat_s: float = 0.5
-    slowdown: Seconds = 0.0  # emulate a device so many times slower, by CPU seconds; 0: real time
+    slowdown: Seconds = 0.0  # emulate a device slower by this factor, by CPU seconds; 0: real time
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +475,7 @@ class RunTasks(Message):
 
 @dataclass(frozen=True, slots=True)
 class TasksDone(Message):
-    """What was done. Descriptors: the new weights of each task that did not fail."""
+    """The results of `RunTasks`. Descriptors: the new weights of each task that did not fail."""
 
     cycle: int
     results: tuple[dict[str, Any], ...]  # fields of a TaskResult
@@ -502,7 +502,7 @@ class TaskEvaluated(Message):
 
 @dataclass(frozen=True, slots=True)
 class DescribeDevice(Message):
-    """Say which device this is. Answered by `DeviceDescribed`."""
+    """Ask a device for its name. Answered by `DeviceDescribed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,7 +524,7 @@ class SendToNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswered(Message):
-    """What a Flower node answered, with its descriptors; or why it did not."""
+    """The answer of a Flower node, with its descriptors; or why there is none."""
 
     node: str
     message: dict[str, Any] = field(default_factory=dict)

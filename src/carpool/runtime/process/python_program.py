@@ -1,9 +1,10 @@
 """Python programs among commands: whether one may run in a fork of the fork server, and running it there.
 
-A fork has torch imported already, which saves a script seconds. It may only be used where nothing tells it from a plain
-start: the same interpreter, no interpreter options, and no variable that Python, torch or the C library reads when it
-starts and that the fork server had otherwise. `run_program` then does what CPython does after start-up: `__main__`,
-``sys.argv``, ``sys.path``, standard streams, signal handlers, tracebacks, exit codes, and finalization.
+A fork has torch imported already, which saves a script seconds. It may only be used where the program cannot
+distinguish it from a plain start: the same interpreter, no interpreter options, and the fork server's values of all
+variables that Python, torch or the C library reads at its start. `run_program` then does the same as CPython after
+start-up: `__main__`, ``sys.argv``, ``sys.path``, standard streams, signal handlers, tracebacks, exit codes, and
+finalization.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def run_program(program: PythonProgram, command: Sequence[str], environment: Map
 
 
 def _reset_process(environment: Mapping[str, str]) -> None:
-    """Undo what the fork server has set, and apply what the interpreter and libraries read at their start."""
+    """Undo the settings of the fork server, and apply those that interpreter and libraries read at their start."""
     os.environ.clear()
     os.environ.update(environment)
     for number in (signal.SIGTERM, signal.SIGCHLD):
@@ -167,7 +168,7 @@ def _stream(descriptor: int, old: TextIO, unbuffered: bool) -> Any:
 
 
 def _reseed() -> None:
-    """Let programs that set no seed draw different numbers in different forks; `random` does that itself."""
+    """Let programs that set no seed draw different numbers in different forks; `random` does so by itself."""
     import torch
 
     torch.default_generator.seed()

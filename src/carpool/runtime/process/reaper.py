@@ -62,7 +62,7 @@ class ForkedChild:
 
 
 def supervise(start: Callable[[], Child], fd: int, grace_s: float) -> int:
-    """Start a command as a child and wait until it, and all that it leaves behind, has ended; its exit code."""
+    """Start a command as a child and wait until it and all its descendants have ended. Returns its exit code."""
     adopt_orphans()
     wake, waker = os.pipe()
     os.set_blocking(waker, False)

@@ -1,4 +1,4 @@
-"""Anonymous shared memory files, and the step counter that a worker keeps in one, with the end of its lease."""
+"""Anonymous shared memory files, including each worker's step counter and lease end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import time
 
 _INT64 = struct.Struct("q")
-_FLOAT64 = struct.Struct("d")  # behind the counter: until when steps may begin
+_FLOAT64 = struct.Struct("d")  # after the counter: until when steps may begin
 
 
 def new_memory_file(name: str, num_bytes: int = 0) -> int:
@@ -41,7 +41,7 @@ def new_step_counter(job: str) -> int:
 
 
 def boot_clock() -> float:
-    """Seconds that go on while the machine is suspended; the same in all processes."""
+    """Seconds of a clock that keeps running while the machine is suspended; the same in all processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -51,7 +51,7 @@ def limit_steps(fd: int, until: float) -> None:
 
 
 def read_step_counter(fd: int) -> int:
-    """Steps done, even by a worker that could not report them any more."""
+    """Steps done, even by a worker that could no longer report them."""
     steps: int
     (steps,) = _INT64.unpack(os.pread(fd, _INT64.size, 0))
     return steps

@@ -1,8 +1,8 @@
 """Warm pool: keeps prewarmed processes on each GPU and assigns them to new workers.
 
-A process's share of a GPU is fixed when it starts, so a prewarmed process fits jobs of one lane only. The lanes
-requested last are kept, whole ones at first. A prewarmed process holds a CUDA context and nothing more, and is killed
-whenever a job needs its memory, its MPS client or an undisturbed device.
+A process's share of a GPU is fixed when it starts, so a prewarmed process fits jobs of one lane only. The pool keeps
+processes for the lanes requested most recently, and begins with whole GPUs. A prewarmed process holds a CUDA context
+and nothing more, and is killed whenever a job needs its memory, its MPS client or an undisturbed device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from carpool.runtime.process.worker_pool import WorkerKey
 from carpool.runtime.sharing.lanes import max_mps_clients
 
 _NO_JOB = ""  # in the key of a prewarmed process: no job has an empty name
-_REFILL_S = 1.0  # after a start on the device, so as not to slow that one down
+_REFILL_S = 1.0  # after a start on the device, so that prewarming does not slow that start
 _QUIET_S = 5.0  # typical duration of a measurement
-_CHANGE_S = 10.0  # without a start, before a process is replaced by one of another lane: a search tries many
+# without a start, before a process is replaced by one of another lane: a search over shares tries many lanes
+_CHANGE_S = 10.0
 _REST_S = 30.0  # after processes were killed for their memory
 _WARM_WITHIN_S = 60.0
 _MAX_FAILURES = 3  # on one device in a row
@@ -51,7 +52,7 @@ class _WarmProcess:
 @dataclass(slots=True, eq=False)
 class _Gpu:
     device: LocalDevice
-    lanes: deque[int]  # requested, the newest last
+    lanes: deque[int]  # requested lanes, the newest last
     busy_until: float
     max_clients: int
     workers: set[WorkerKey] = field(default_factory=set)
@@ -139,7 +140,7 @@ class WarmPool:
         return key[0] == _NO_JOB
 
     def on_message(self, key: WorkerKey, message: Message) -> tuple[int, str]:
-        """Handle a message; a device and a note for the jobs there, if there is one."""
+        """Handle a message. Returns a device and a note for the jobs there, if there is one."""
         for number, gpu in self._gpus.items():
             for process in gpu.processes:
                 if process.key == key and isinstance(message, Prewarmed):
@@ -153,7 +154,7 @@ class WarmPool:
         self._kill([process for gpu in self._gpus.values() for process in gpu.processes if process.key == key])
 
     def on_exit(self, key: WorkerKey, why: str) -> tuple[int, str] | None:
-        """Handle a process's exit; for a prewarmed one, its device and a note for the jobs there."""
+        """Handle a process's exit. Returns for a prewarmed one its device and a note for the jobs there."""
         for number, gpu in self._gpus.items():
             gpu.workers.discard(key)
             for process in gpu.processes:

@@ -43,7 +43,7 @@ STATE_LOST = 3  # exit code after an error that left no usable state: out of mem
 
 
 def main(channel: Channel) -> int:
-    """Run a worker on this end of a channel; its exit code."""
+    """Run a worker on this end of a channel. Returns its exit code."""
     with contextlib.suppress(Closed, LeaveRequested):
         first = channel.receive()
         assert first is not None
@@ -117,7 +117,7 @@ def _set_up(
 
 
 def _await_admission(channel: Channel, grants: list[Grant]) -> int:
-    """Wait until a device under a memory cap has room; its free bytes."""
+    """Wait until a device under a memory cap has room. Returns its free bytes."""
     channel.send(AdmissionRequested())
     while not grants:
         received = channel.receive()

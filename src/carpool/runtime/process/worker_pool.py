@@ -30,7 +30,7 @@ WorkerKey = tuple[str, int]  # job and number of a worker
 MakeForkServer = Callable[[Callable[[Exited], object], Callable[[str], object]], ForkServer]
 
 _DRAIN_S = 2.0  # after a worker's exit, for messages it sent before
-_MAX_FAILURES = 5  # the executor ends when more fork servers die in a row without a fork
+_MAX_FAILURES = 5  # the executor ends if more fork servers than this die in a row without a fork
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +66,7 @@ class WorkerPool:
         self._processes: dict[WorkerKey, _Process] = {}
         self._by_pid: dict[int, _Process] = {}
         self._detached: set[int] = set()  # processes that only start a program
-        self._early_exits: dict[int, str] = {}  # reported before the fork was
+        self._early_exits: dict[int, str] = {}  # exits reported before the answer to the fork
         self._forkserver: ForkServer | None = None
         self._was_started = asyncio.Event()
         self._restart: asyncio.Task[None] | None = None
@@ -108,11 +108,12 @@ class WorkerPool:
 
     def assign(self, prewarmed: WorkerKey, key: WorkerKey, begin: Begin, log: int, *fds: int) -> None:
         process = self._processes[key] = self._processes.pop(prewarmed)
-        process.key, process.heard_at = key, self._clock()  # one that called an entry sends no heartbeat before
+        # a process that only checked an entry has sent no heartbeat yet
+        process.key, process.heard_at = key, self._clock()
         process.channel.send(begin, [log, *fds])
 
     async def run_program(self, request: RunProgram, *fds: int) -> tuple[AsyncChannel, Forked]:
-        """Start a Python program in a fork of the fork server: the channel to its reaper, and the first answer."""
+        """Start a Python program in a fork of the fork server. Returns the channel to its reaper and the answer."""
         await self._was_started.wait()
         if self._forkserver is None:
             raise ForkServerDied("the fork server is being replaced")
@@ -143,7 +144,7 @@ class WorkerPool:
         if process is None:
             return
         process.kill_requested = True
-        if not process.pid and self._forkserver is None:  # nothing forks it any more
+        if not process.pid and self._forkserver is None:  # no fork server is left to start it
             process.tasks[0].cancel()
             self._set_exit(process, "it had not been started")
         elif process.pid and self._forkserver is not None and not process.exit.done():
@@ -217,7 +218,7 @@ class WorkerPool:
                 message, fds = await process.channel.receive()
             except Closed:
                 return
-            except CarpoolError as error:  # not a message of ours
+            except CarpoolError as error:  # not a valid message
                 self._listener.on_message(process.key, WorkerFailed("protocol", f"its worker sent {error}"))
                 self.kill(process.key)
                 return
@@ -263,7 +264,7 @@ class WorkerPool:
         while self._failures <= _MAX_FAILURES:
             try:
                 await self.start()
-            except ForkServerDied as error:  # what killed the last one may hit this one too, before it can fork
+            except ForkServerDied as error:  # the cause may kill this one, too, before it can fork
                 self._failures += 1
                 reason = str(error)
             else:

@@ -70,7 +70,7 @@ def inspect_gpu(device: torch.device) -> VisibleGpu:
 
 
 def lane_problem(requested: int, gpu: VisibleGpu) -> str:
-    """Why this process has more than its lane of ``requested`` percent; empty if it has not, or that is unknown.
+    """Why this process has more than its lane of ``requested`` percent; empty if it does not, or that is unknown.
 
     An MPS client that finds no daemon gets no error: it computes on the whole GPU, slows its neighbours down, and
     its weights differ in bits. So every process checks its lane.
@@ -109,7 +109,8 @@ def configure_process(begin: Begin, program: Program | None, fds: tuple[int, ...
     set_process_name(f"carpool:{begin.job}")
     _limit_damage()
     if begin.cores:
-        for thread in Path("/proc/self/task").iterdir():  # an entry that was called already may have started some
+        # an entry called earlier in this process may have started some
+        for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), begin.cores)
     torch.set_num_threads(begin.threads)
@@ -126,7 +127,7 @@ def configure_job(program: Program) -> None:
 
 
 def capture_output(threads: int) -> int:
-    """Prepare a process that calls an entry before its job starts; the memory file that receives its output."""
+    """Prepare a process that calls an entry before its job starts. Returns the memory file that receives its output."""
     output = os.memfd_create("output")
     redirect_output(output)
     _limit_damage()
@@ -172,7 +173,7 @@ def make_trainer(
     program: Program,
     timer: StartupTimer,
     await_admission: Callable[[], int] = lambda: 0,
-    training: Training | None = None,  # that the entry has returned already
+    training: Training | None = None,  # returned by an entry check in this process
 ) -> Trainer:
     """Load the entry and move its training to the device; under a memory cap, first wait for free memory there."""
     device = torch.device(begin.device)
@@ -195,7 +196,7 @@ def make_trainer(
     )
     if program.batch_size:
         trainer.resize_batch(program.batch_size)
-    release_freed_memory()  # what loading the data took
+    release_freed_memory()  # freed memory of loading the data
     timer.lap(f"move to {device}")
     return trainer
 
@@ -224,7 +225,7 @@ def _start_cuda(device: torch.device, max_bytes: int) -> None:
 
 
 def start_cuda_lane(begin: Begin) -> str:
-    """Start CUDA on the process's lane, if it has one; a note for the story. `LaneMismatch` if the lane is wrong."""
+    """Start CUDA on the process's lane, if any. Returns a note for the story. `LaneMismatch` if the lane is wrong."""
     requested = begin.environment.get(PERCENTAGE)
     if requested is None:
         return ""

@@ -14,7 +14,7 @@ _EVERY_S = 0.05
 
 
 class GpuUse(NamedTuple):
-    """Means of what was sampled; None: the driver does not tell."""
+    """Means of the samples; None: the driver does not report it."""
 
     device: float | None  # portion of the time in which a kernel ran
     bandwidth: float | None  # portion of the time in which device memory was read or written
@@ -34,7 +34,7 @@ class GpuMeter:
 
     @classmethod
     def start(cls, device: torch.device) -> GpuMeter | None:
-        """Start sampling a device; None on a CPU, and where NVML does not know the GPU."""
+        """Start sampling a device; None on a CPU, and if NVML does not know the GPU."""
         nvml = Nvml.open() if device.type == "cuda" else None
         index = None if nvml is None else nvml.index_of(str(torch.cuda.get_device_properties(device).uuid))
         if nvml is None or index is None:

@@ -195,7 +195,7 @@ def _part_norms(trainer: Trainer) -> tuple[list[int], list[float], float]:
     for piece, (start, end) in enumerate(step.bounds):
         (made,) = trainer.contribute(step, range(piece, piece + 1))
         contributions.append(made)
-        if made[1] is not None:  # weighted by b_i/B already
+        if made[1] is not None:  # already weighted by b_i/B
             sizes.append(end - start)
             norms.append(_squared_norm(trainer, made[1].values) * (step.num_samples / (end - start)) ** 2)
     total = trainer.combine(step, contributions)

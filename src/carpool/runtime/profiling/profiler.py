@@ -54,7 +54,7 @@ class MeasurementBudget:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """What a profile covers."""
+    """The settings that a profile covers."""
 
     batches: tuple[int, ...] = ()  # empty: around the training's own
     shares: tuple[float, ...] = (1.0,)
@@ -278,7 +278,7 @@ async def make_profile(
 ) -> Profile:
     """Measure a training on these devices; `InputError` if it fails even at its own batch size."""
     async with Profiler.start(program, devices, budget, request.beside) as profiler:
-        tell(0, 1, "a few steps, to learn batch size and rate")
+        tell(0, 1, "a few steps, to find batch size and rate")
         await _first_measurement(profiler, program, devices[0])
         num_samples, own = profiler.declared["num_samples"], _own_batch(program, profiler)
         requested = request.batches

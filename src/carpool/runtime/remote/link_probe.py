@@ -1,8 +1,8 @@
 """Link probe: measures round-trip time and bandwidth between two machines, with few bytes and in little time.
 
 The scheduler asks the agent of one machine to measure the link to another one. That agent connects to the other agent,
-which opens a plain port for this one measurement: gradients travel outside TLS, too. Frames double until one takes long
-enough to tell the bandwidth, so that a slow link carries few bytes and a fast one about a second of traffic.
+which opens a plain port for this one measurement: gradients travel outside TLS, too. Frames double in size until one
+takes long enough to determine the bandwidth, so a slow link carries few bytes and a fast one about a second of traffic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from carpool.runtime.remote.remote_protocol import RemoteRefused
 PROBE_S = 15.0  # for one measurement, handshakes included
 _PINGS = 8
 _FIRST_BYTES, _MOST_BYTES = 1 << 14, 1 << 26  # of a frame, the last one about as large as all before
-_ENOUGH_S = 0.2  # a frame that takes so long tells the bandwidth
+_ENOUGH_S = 0.2  # a frame that takes this long determines the bandwidth
 _REPEATS = 2  # of that frame: the fastest counts, because the machines may be busy
 _LENGTH_BYTES = 8
 _CHUNK = bytes(1 << 18)
@@ -93,7 +93,7 @@ async def _measure(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def _frame_s(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int) -> float:
-    """Seconds until a frame of so many bytes is acknowledged."""
+    """Seconds until a frame of `num_bytes` bytes is acknowledged."""
     began = time.perf_counter()
     writer.write(size.to_bytes(_LENGTH_BYTES, "big"))
     left = size
@@ -123,7 +123,7 @@ async def serve_probe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         await protocol.send(writer, {"port": server.sockets[0].getsockname()[1], "key": key})
         with contextlib.suppress(TimeoutError, ConnectionError, ssl.SSLError):
             async with asyncio.timeout(PROBE_S):
-                await reader.read(1)  # the other side closes its connection in the end
+                await reader.read(1)  # wait until the other side closes its connection
 
 
 async def _acknowledge_frames(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """What an agent is started with."""
+    """The options of an agent."""
 
     state: Path
     devices: Sequence[LocalDevice]
@@ -180,7 +180,7 @@ class Agent:
                 self._relay = None
 
     async def _clear(self) -> bool:
-        """Kill an executor that runs jobs for nobody any more."""
+        """Kill an executor whose scheduler will not return."""
         await self._socket.kill_executor()
         self._reap()
         return True
@@ -218,13 +218,13 @@ class Agent:
             self._reap()
 
     async def _guard(self, heard: Heard, lease_s: float) -> None:
-        """Kill an executor that sends no heartbeat for a lease: its workers would go on without it."""
+        """Kill an executor that sends no heartbeat for a lease: its workers would continue without it."""
         watched = self._socket.executor_pid
         if not lease_s:
             await asyncio.Event().wait()
         while (silent_s := time.monotonic() - heard.at) < lease_s:  # noqa: ASYNC110 - it waits for silence
             await asyncio.sleep(lease_s - silent_s)
-        if watched is not None and self._socket.executor_pid == watched:  # not one that has replaced it
+        if watched is not None and self._socket.executor_pid == watched:  # and not an executor that has replaced it
             log_event(_log, "executor_killed", level=logging.WARNING, pid=watched, silent_s=round(silent_s, 1))
             await self._socket.kill_executor()
 

@@ -21,15 +21,15 @@ from carpool.runtime.remote.remote_protocol import CHUNK_BYTES
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CODE = "code"  # archives by digest
 _WORK = "work"  # unpacked, one folder per job
-_SYNCED = re.compile(
-    r"log|cuts\.jsonl|splits\.jsonl|checkpoints/((step|mirror)-\d+|best)\.ckpt"
-)  # what a scheduler fetches
+# Files that a scheduler fetches.
+_SYNCED = re.compile(r"log|cuts\.jsonl|splits\.jsonl|checkpoints/((step|mirror)-\d+|best)\.ckpt")
 _LOG = "log"
 _RECORDS = ("cuts.jsonl", "splits.jsonl")
 _CHECKPOINTS = "checkpoints"
 
 
-CODE_REQUESTS = frozenset({"missing", "has_code", "put_code", "unpack"})  # what other hosts of a fleet may ask
+# requests that other hosts of a fleet may send
+CODE_REQUESTS = frozenset({"missing", "has_code", "put_code", "unpack"})
 
 
 class JobCode(NamedTuple):
@@ -137,7 +137,7 @@ class FileService:
         _append(path, start, size, payload)
 
     def _unpack(self, job: str, digest: str, links: Mapping[str, str]) -> Path:
-        """The job's copy of the code; one of another digest is replaced."""
+        """Unpack the job's copy of the code; a copy with another digest is replaced."""
         folder = self._work(job)
         mark = self._mark(job)
         if mark.is_file() and mark.read_text(encoding="ascii") == digest and folder.is_dir():
@@ -181,10 +181,10 @@ class FileService:
         return {"status": [status.st_size, status.st_mtime_ns]}, content
 
     def _renew(self, folder: Path) -> None:
-        """Give a job that comes to this host a new log and checkpoint folder, without what it left here earlier.
+        """Give a job that moves to this host a new log and checkpoint folder, without the files of its earlier stay.
 
-        A leftover worker of its earlier time here has the old log and folder open and cannot write to the new ones. It
-        would create the folder again if its own was deleted and none was in its place, so the old one is deleted last.
+        A worker left over from that stay has the old log and folder open and cannot write to the new ones. If its
+        folder were deleted before the new one exists, it would create the folder again; so the old one is deleted last.
         """
         for name in (_LOG, *_RECORDS):
             (folder / name).unlink(missing_ok=True)

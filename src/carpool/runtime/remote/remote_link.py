@@ -29,7 +29,7 @@ _MAX_LINE_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What an agent says about its machine."""
+    """An agent's report about its machine."""
 
     devices: tuple[LocalDevice, ...]
     supplies: HostResources
@@ -37,7 +37,7 @@ class AgentFacts:
     state: Path  # folder of its jobs' folders, there
     drivers: str
     is_running: bool  # an executor is running
-    job_in_hand: str = ""  # that its executor is handling, or was when it died
+    job_in_hand: str = ""  # the job that its executor is handling, or was handling when it died
     used_by: str = ""  # the scheduler that is connected to its executor
 
 
@@ -84,7 +84,7 @@ async def connect(host: Host, purpose: str, **hello: object) -> Connection:
 
 
 def _context() -> ssl.SSLContext:
-    """Accept any certificate: the handshake proves that it is the one of the agent with the token."""
+    """Accept any certificate: the handshake proves that it belongs to the agent with the token."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -155,7 +155,7 @@ class RemoteFiles:
     def __init__(self, host: Host, timeout_s: float = _REQUEST_S, purpose: str = "files") -> None:
         self._host = host
         self._purpose = purpose  # "code" with a token for peers
-        self._timeout_s = timeout_s  # of one request: a link that was cut silently answers none
+        self._timeout_s = timeout_s  # of one request: over a link that was cut silently, no answer comes
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
 
@@ -196,7 +196,7 @@ class RemoteFiles:
             await self.request({"do": "put_code", "digest": digest, "size": len(content), "start": start}, chunk)
 
     async def unpack(self, job: str, digest: str, links: Mapping[str, str]) -> str:
-        """Unpack an archive for a job; its folder there."""
+        """Unpack an archive for a job. Returns its folder there."""
         answer, _ = await self.request({"do": "unpack", "job": job, "digest": digest, "links": dict(links)})
         return str(answer["folder"])
 
@@ -232,7 +232,7 @@ class RemoteFiles:
                     return
 
     async def renew(self, job: str) -> None:
-        """Begin a stay of a job: what an earlier one left is deleted and cannot be written any more."""
+        """Begin a stay of a job: files of an earlier one are deleted, and leftover workers cannot write them again."""
         await self.request({"do": "renew", "job": job})
 
     async def drop(self, job: str) -> None:

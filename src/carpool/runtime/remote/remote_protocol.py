@@ -44,7 +44,7 @@ class HandshakeBroken(RemoteRefused):
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What has to be equal on all machines of a fleet."""
+    """Versions that must be equal on all machines of a fleet."""
 
     protocol: int
     carpool: str
@@ -88,7 +88,7 @@ def is_proof(given: object, expected: str) -> bool:
 
 
 async def send(writer: asyncio.StreamWriter, value: Mapping[str, Any], payload: bytes = b"") -> None:
-    """Send one message: a JSON object, and bytes behind it."""
+    """Send one message: a JSON object, followed by bytes."""
     if writer.is_closing():
         raise ConnectionResetError("the connection is closed")
     head = json.dumps({**value, "payload": len(payload)} if payload else value, separators=(",", ":")).encode("ascii")

@@ -1,9 +1,9 @@
 """Remote worker stream: connects the executor that leads a job across machines to one that runs workers for it.
 
-The lead opens one connection per job and peer, through the peer's agent, which relays it to its executor. Both
-sides send frames in order: messages of workers as their lines, memory files in chunks ahead of the message they belong
-to, and heartbeats. A side that hears nothing for `SILENCE_S` counts the other one as lost: the peer kills the
-lead's workers, the lead counts them as dead.
+The lead opens one connection per job and peer, through the peer's agent, which relays it to its executor. Both sides
+send frames in order: messages of workers as their lines, memory files in chunks ahead of the message they belong to,
+and heartbeats. A side that receives nothing for `SILENCE_S` counts the other one as lost: the peer kills the lead's
+workers, the lead counts them as dead.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def peer_from_json(value: Mapping[str, Any]) -> Peer:
 
 
 class RemoteWorkerStream:
-    """One end of a connection between a lead and a peer; what is sent before `run` waits for it."""
+    """One end of a connection between a lead and a peer; frames sent before `run` wait for it."""
 
     def __init__(self) -> None:
         self._outgoing: asyncio.Queue[tuple[Frame, int | None]] = asyncio.Queue()

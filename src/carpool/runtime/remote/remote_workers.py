@@ -1,7 +1,7 @@
 """Remote workers: the lead's side of workers that other machines run for its jobs.
 
-It has the interface of the worker pool where the executor needs it. Descriptors do not cross machines: the content of a
-memory file is sent instead, and comes back when a worker has written one.
+It implements the part of the worker pool's interface that the executor needs. Descriptors do not cross machines: the
+content of a memory file is sent instead, and comes back when a worker has written one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from carpool.runtime.remote.remote_worker_stream import Frame, Peer, RemoteWorke
 from carpool.runtime.sharing.mps_admission import PendingWorker
 
 _RETRY_S = 0.5
-_REACH_S = 120.0  # a peer that the scheduler counts as present and this machine cannot reach fails the job
+_REACH_S = 120.0  # if a peer that the scheduler counts as present cannot be reached for this long, the job fails
 _COPY_BYTES = 1 << 24
 
 
 class RemoteWorkerListener(Protocol):
-    """Receives what happens to remote workers."""
+    """Receives the events of remote workers."""
 
     def on_message(self, key: WorkerKey, message: Message) -> None: ...
 
@@ -44,7 +44,7 @@ class RemoteWorkerListener(Protocol):
         """Called instead of `on_exit` when the connection to a worker's machine is lost."""
 
     def on_output(self, job: JobId, output: bytes) -> None:
-        """Called with what workers on other machines write to their log."""
+        """Called with the log output of workers on other machines."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,7 @@ class RemoteWorkers:
         self.devices: dict[int, RemoteDevice] = {}
 
     def introduce(self, peer: Peer) -> None:
-        """Learn how a machine is reached and which devices it has."""
+        """Record how a machine is reached and which devices it has."""
         self._peers[peer.host.name] = peer
         self.devices = {number: each for number, each in self.devices.items() if each.host != peer.host.name}
         self.devices.update(peer.remote_devices)
@@ -87,7 +87,7 @@ class RemoteWorkers:
         return self._find(key) is not None
 
     def start(self, worker: PendingWorker, program: Program) -> None:
-        """Have a worker started on its device's machine, which is connected to as long as it takes."""
+        """Start a worker on its device's machine, retrying the connection as long as necessary."""
         job, number = JobId(worker.key[0]), worker.key[1]
         peer = self._peers[self.devices[worker.device].host]
         connection = self._connections.get((job, peer.host.name))
@@ -130,7 +130,7 @@ class RemoteWorkers:
         connection = self._find(key)
         if connection is not None and connection.address:
             connection.stream.send(do="kill", worker=key[1])
-        elif connection is not None:  # not connected: nothing runs there
+        elif connection is not None:  # not connected yet: nothing runs there
             asyncio.get_running_loop().call_soon(self._on_exit, connection, key[1], "it had not been started")
 
     def own_address(self, job: JobId) -> str:
@@ -180,7 +180,7 @@ class RemoteWorkers:
             self._end(connection, "" if is_given_up else f"the connection to {name} was lost")
 
     async def _reach(self, connection: _JobConnection, program: Program) -> Connection:
-        """Connect to a peer and bring the job's code there; InputError if it can never work."""
+        """Connect to a peer and send it the job's code; InputError if that can never work."""
         host, give_up_at = connection.peer.host, self._clock() + _REACH_S
         while True:
             try:
@@ -235,7 +235,7 @@ class RemoteWorkers:
         self._forget_mirror(connection, worker)
         self._listener.on_exit((connection.job, worker), why)
         if not connection.workers and not connection.address and connection.task is not None:
-            connection.task.cancel()  # it is still trying to connect, for nobody
+            connection.task.cancel()  # it is still trying to connect, without workers
 
     def _end(self, connection: _JobConnection, lost: str) -> None:
         if self._connections.get((connection.job, connection.peer.host.name)) is connection:

@@ -44,7 +44,7 @@ class DeviceArbiter:
         how = options.memory_cap, options.speculates, options.leaves_early
         self._memory = {device: MemoryArbiter[WorkerKey](*how) for device in self._turns} if options.memory_cap else {}
         self._swappable: set[WorkerKey] = set()  # the memory of other workers stays and is not counted
-        self._first_turn: set[WorkerKey] = set()  # admitted, and not yet in an epoch
+        self._first_turn: set[WorkerKey] = set()  # admitted, but not in an epoch yet
         self._send = send
 
     def handoff_descriptors(self, device: int) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class DeviceArbiter:
             self._swap(at, device)
 
     def memory_limit(self, device: int, key: WorkerKey) -> str:
-        """What a worker may use under the memory cap, and the jobs whose processes keep the rest; empty: no cap."""
+        """The memory that a worker may use under the cap, and the jobs whose processes keep the rest; empty: no cap."""
         memory = self._memory.get(device)
         if memory is None:
             return ""
@@ -136,7 +136,7 @@ class DeviceArbiter:
         return f"had {turns} turns under the memory cap, {hits} of them with its state on the device" if turns else ""
 
     def tick(self) -> None:
-        """Repeat the handoff numbers: a worker that lost its turn may have written another one."""
+        """Write the handoff numbers again: a worker that lost its turn may have overwritten one."""
         for device, turns in self._turns.items():
             self._handoffs[device].reach(turns.last_ended)
 

@@ -67,7 +67,7 @@ class HandoffSignal(Protocol):
 
 
 def signal_of(handoff: DeviceHandoff, device: torch.device) -> HandoffSignal | None:
-    """The signal of a GPU; None where the hosts have to wait and pass the device on themselves."""
+    """The signal of a GPU; None if the hosts have to wait and pass the device on themselves."""
     if device.type != "cuda":
         return None
     from carpool.runtime.compat.cuda_driver import CudaDriverError

@@ -20,9 +20,9 @@ ListProcesses = Callable[[int], "list[GpuProcess] | None"]  # by CUDA index
 
 
 class ForeignProcessMonitor:
-    """Looks for foreign processes on our GPUs every few seconds.
+    """Checks every few seconds for foreign processes on our GPUs.
 
-    Processes found at the first look were there before us: the user named that GPU all the same, and it is used. A GPU
+    Processes found at the first check were there before us: the user named that GPU nevertheless, so it is used. A GPU
     that a foreign process enters later is left to it once none of our workers is on it. A process counts when it was
     seen twice in a row, because an exited worker may still be listed, and only if it exists here or the driver has
     shown that it uses our pid numbering: in a container it may not.
@@ -43,14 +43,14 @@ class ForeignProcessMonitor:
         self._found: dict[int, frozenset[int]] = {}
         self._initial: dict[int, frozenset[int]] = {}
         self._reported: dict[int, OutsidersSeen] = {}
-        self._shares_pids = False  # the driver numbers processes as we do
+        self._shares_pids = False  # the driver uses our process numbering
         self.facts: list[OutsidersSeen] = []  # for the scheduler, until taken
 
     def has_foreign_processes(self, device: int) -> bool:
         return bool(self._found.get(device))
 
     def tick(self, in_use: Collection[int]) -> list[tuple[int, str]]:
-        """Look if it is time; notes on what has changed, by device. Our workers are on the devices ``in_use``."""
+        """Check if it is time. Returns notes about changes by device. Our workers are on the devices ``in_use``."""
         now = self._clock()
         if not self._gpus or now < self._next_at:
             return []
@@ -110,7 +110,7 @@ def process_lister() -> ListProcesses:
 
 
 def belongs_to(executor: int) -> IsOurs:
-    """Tells the processes of an executor from others."""
+    """A function that distinguishes an executor's processes from others."""
     return lambda pid: is_descendant(pid, executor) or _is_mps_server_of(pid, executor)
 
 
@@ -135,7 +135,7 @@ def is_descendant(pid: int, of: int | None = None) -> bool:
         if pid <= 1:
             return False
         try:
-            # The name, in parentheses, may contain anything; the parent is the second word behind it.
+            # The name, in parentheses, may contain anything; the parent is the second word after it.
             pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
         except (OSError, IndexError, ValueError):
             return False
@@ -147,7 +147,7 @@ def _exists(pid: int) -> bool:
 
 
 def _described(row: GpuProcess) -> ForeignProcess:
-    """A process with its user and program, as far as they are visible from here."""
+    """A process with its user and program, if these are visible from here."""
     folder = Path(f"/proc/{row.pid}")
     try:
         program = (folder / "comm").read_text(errors="replace").strip()

@@ -42,8 +42,9 @@ def max_concurrent_jobs(
 class FaultIsolation(Generic[K]):
     """Finds the job behind a GPU fault by restarting its clients one job at a time.
 
-    A fault of one MPS client ends all clients of that GPU, and nothing says whose it was. So all of them exit, and each
-    job runs alone, in its old lane, until it has passed the step it was in. A job that faults alone is to blame.
+    A fault of one MPS client ends all clients of that GPU, and nothing shows which one caused it. So all of them exit,
+    and each job then runs alone, in its old lane, until it has passed the step it was in. A job that faults alone is to
+    blame.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class FaultIsolation(Generic[K]):
         return bool(self._suspects or self._exiting)
 
     def on_fault(self, clients: Iterable[K], jobs: Iterable[tuple[str, int]]) -> bool:
-        """Start isolation for these clients and jobs (with their steps); whether a single job is to blame."""
+        """Start isolation for these clients and jobs (with their steps). Returns whether a single job is to blame."""
         alone = self._suspects[:1]
         self._exiting.update(clients)
         jobs = list(jobs)
@@ -65,7 +66,8 @@ class FaultIsolation(Generic[K]):
         for job, steps in jobs:
             if job not in self._cleared_at:
                 self._suspects.append(job)
-            self._cleared_at[job] = max(steps + 1, self._cleared_at.get(job, 0))  # a mirror may be far behind
+            # the job may resume from an older mirror, so keep the highest step
+            self._cleared_at[job] = max(steps + 1, self._cleared_at.get(job, 0))
         return False
 
     def drain(self, clients: Iterable[K]) -> None:

@@ -56,7 +56,7 @@ class MpsAdmission:
         self.waiting: list[PendingWorker] = []
         self._mismatches = 0
         self.unavailable = "" if enabled else "MPS is turned off"  # why there are no lanes
-        self._never_started = ""  # the same, if it was so at the start
+        self._never_started = ""  # the reason, if there were none from the start
 
     @property
     def has_lanes(self) -> bool:
@@ -135,7 +135,7 @@ class MpsAdmission:
         return device in self._gpus and self._isolation[device].is_exiting(key)
 
     def on_fault(self, device: int, error: str, clients: Sequence[WorkerKey], jobs: Sequence[tuple[str, int]]) -> bool:
-        """Make all clients of a GPU exit after a fault; whether the jobs are to blame."""
+        """Make all clients of a GPU exit after a fault. Returns whether a single job is to blame."""
         if not self._is_running or is_mps_error(error):
             self._isolation[device].drain(clients)
             return False
@@ -146,7 +146,7 @@ class MpsAdmission:
             self._isolation[device].on_exit(key)
 
     def on_progress(self, device: int, job: str, steps: int) -> bool:
-        """Record a job's steps; whether waiting workers may start now."""
+        """Record a job's steps. Returns whether waiting workers may be able to start now."""
         if device not in self._gpus or not self._isolation[device].is_active:
             return False
         self._isolation[device].on_progress(job, steps)

@@ -1,6 +1,6 @@
 """MPS daemon: starts, queries and stops NVIDIA's Multi-Process Service for one executor.
 
-The control daemon runs under a reaper, so that it and its server end with the executor, whatever ends that. Its pipes
+The control daemon runs under a reaper, so that it and its server end with the executor, however that ends. Its pipes
 and logs are in a private folder with a short name (pipes are sockets, whose paths have at most 108 bytes), never where
 a daemon of the machine's owner would look. Percentages are caps, fixed when a client starts.
 """
@@ -55,7 +55,7 @@ def is_mps_error(error: str) -> bool:
 
 
 def check_lanes(devices: Iterable[LocalDevice], *, mps: bool = True, memory_cap: int = 0) -> None:
-    """Raise InputError where a device is a lane of a GPU and this machine or the options do not allow lanes."""
+    """Raise InputError if a device is a lane of a GPU and this machine or the options do not allow lanes."""
     lane = next((device for device in devices if device.is_lane), None)
     if lane is None:
         return
@@ -89,7 +89,7 @@ class MpsDaemon:
         return self._process is not None and self._process.poll() is None
 
     def environment(self, percent: int) -> dict[str, str]:
-        """Variables that make a process a client with at most so many percent of the GPU's multiprocessors."""
+        """Variables that make a process a client with at most `percent` percent of the GPU's multiprocessors."""
         return {**self._directories(), PERCENTAGE: str(percent)}
 
     async def start(self) -> None:
@@ -175,7 +175,7 @@ class MpsDaemon:
 
 
 def clear_stale(root: Path) -> list[int]:
-    """Kill daemons that dead executors left behind and remove their folders; the killed pids."""
+    """Kill daemons that dead executors left behind and remove their folders. Returns the killed pids."""
     killed = []
     for folder in root.iterdir() if root.is_dir() else []:
         owner = folder.name.partition(".")[0]

@@ -99,7 +99,7 @@ class StrideScheduler(Generic[K]):
         self.release(at, key)
         client = self._clients.get(key)
         if client is None:
-            # A new client has used nothing, but must not block the others until it has caught up.
+            # A new client has not used the device yet, but must not block the others until it has caught up.
             least = min((c.used for c in self._clients.values() if c.turn == turn), default=0.0)
             client = self._clients[key] = _Client(turn, fraction, used=least)
         client.turn, client.fraction = turn, fraction
@@ -108,9 +108,9 @@ class StrideScheduler(Generic[K]):
             client.requested_at = at
 
     def on_ending(self, at: float, key: K, number: int) -> list[TurnGrant[K]]:
-        """A client has begun the last step of its grant and requests another; the grants that are queued now."""
+        """A client has begun the last step of its grant and requests another. Returns the grants queued now."""
         if any((grant.client, grant.number) == (key, number) for grant in self._queued):
-            while self._held is not None and self._held.number != number:  # else it could not have begun
+            while self._held is not None and self._held.number != number:  # otherwise it could not have begun
                 self.release(at, self._held.client)
         client = self._clients.get(key)
         if client is None or client.number != number:
@@ -192,7 +192,7 @@ class StrideScheduler(Generic[K]):
         return steps
 
     def _most_urgent(self, at: float, queued: Sequence[K] = ()) -> K | None:
-        """The first of the waiting clients and of the queued ones, which may request again before it is time."""
+        """The most urgent of the waiting clients and of the queued ones, which may request again early."""
         waiting = [(key, client) for key, client in self._clients.items() if client.requested_at is not None]
         expected = [(key, self._after_its_turn(at, self._clients[key])) for key in queued]
         if not waiting:

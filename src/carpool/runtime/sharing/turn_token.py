@@ -87,7 +87,7 @@ class TurnToken:
     def before_launch(self) -> None:
         """Wait for the device after the head of a step was launched.
 
-        The next in line spins, so that it starts microseconds after the last kernel before it; others sleep.
+        The next client in line spins, so that it starts microseconds after its predecessor's last kernel; others sleep.
         """
         while self._handoff is not None and not self._handoff.has_reached(self._awaited):
             os.sched_yield() if self._handoff.has_reached(self._awaited - 1) else time.sleep(_POLL_S)

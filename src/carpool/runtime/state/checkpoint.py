@@ -25,10 +25,10 @@ from carpool.runtime.state.tensor_file import pack, unpack
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
 _DRAFT = re.compile(r"\..+\.ckpt\.(?:([0-9a-f]+)-)?(\d+)\.part")  # with machine and id of the process that writes it
-_FOREIGN_DRAFT_S = 86400.0  # after which a draft of another machine counts as abandoned
+_FOREIGN_DRAFT_S = 86400.0  # age at which a draft of another machine counts as abandoned
 _BEST = "best.ckpt"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_MAX_TRIES = 5  # to write a final state, where the error is not a full disk
+_MAX_TRIES = 5  # to write a final state, if the error is not a full disk
 
 
 @cache
@@ -47,7 +47,7 @@ def _draft_of(path: Path) -> Path:
 def save(path: Path, state: Any, named: Path | None = None) -> None:
     """Write a checkpoint atomically: a temporary file, synced to disk, then renamed.
 
-    Errors call it ``named`` where that is not ``path``.
+    Errors name it ``named`` instead of ``path``, if given.
     """
     draft = _draft_of(path)
     try:
@@ -112,8 +112,8 @@ class Checkpoints:
     def hold(self) -> Checkpoints:
         """Create the folder, open it, and write by that descriptor from now on, even if the folder is renamed.
 
-        If the job leaves this machine and returns, its folder is replaced. A leftover process of its earlier time here
-        then writes to the old folder, which nobody reads.
+        If the job leaves this machine and returns, its folder is replaced. A leftover process of its earlier stay then
+        writes to the old folder, which is not read.
         """
         with contextlib.suppress(OSError):  # the first save reports it
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def _describe(error: OSError, folder: Path) -> str:
 
 
 class FinalSaveRetries:
-    """Says when to stop trying to write a final state: never on a full disk, after a few tries for other errors."""
+    """Decides when to stop trying to write a final state: never on a full disk, after a few tries for other errors."""
 
     def __init__(self) -> None:
         self._num_failed = 0

@@ -20,12 +20,13 @@ HEAD = struct.Struct("<8sQQ")  # magic, steps done, length of the content
 START = 64  # offset of the content
 _DIGEST_BYTES = 32  # at the end of a checkpoint
 _CHUNK_BYTES = 1 << 22
-_REST_SHARE = 9.0  # of the time that the last copy took, before the next one begins: a tenth of the disk's time at most
+# pause before the next copy, in multiples of the time the last one took: at most a tenth of the disk's time
+_REST_SHARE = 9.0
 _NAME = re.compile(r"mirror-(\d+)\.ckpt")
 
 
 class _Source(NamedTuple):
-    """What a thread reads and writes; it owns the descriptors."""
+    """The source and target of a thread; it owns the descriptors."""
 
     mirror: int
     folder: int
@@ -40,7 +41,7 @@ class MirrorFiles:
         self._next_at = 0.0
 
     def copy(self, mirror: int, folder: int) -> None:
-        """Copy a mirror unless the last copy is not complete, or took long and has just ended.
+        """Copy a mirror, unless the last copy is still running, or took long and has just ended.
 
         The caller keeps both descriptors. The folder is held open, so that nothing is written to one that replaces it.
         """
@@ -67,7 +68,7 @@ class MirrorFiles:
 
 
 def copy_mirror(mirror: int, folder: int) -> str:
-    """Write a mirror as a checkpoint; its name, or empty if the mirror is incomplete or was overwritten meanwhile."""
+    """Write a mirror as a checkpoint. Returns its name; empty if the mirror is incomplete or was overwritten."""
     head = os.pread(mirror, HEAD.size, 0)
     if len(head) < HEAD.size:
         return ""

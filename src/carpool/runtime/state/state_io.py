@@ -71,7 +71,7 @@ class StateIO:
     def save(self, *, is_best: bool = False, quietly: bool = False) -> str | None:
         """Write a checkpoint; returns its path, "" if checkpoints are off, or None if writing failed.
 
-        A failure is reported unless it was before (`quietly`).
+        A failure is reported unless it already was (`quietly`).
         """
         if self._checkpoints is None:
             return ""

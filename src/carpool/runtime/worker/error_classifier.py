@@ -34,7 +34,7 @@ _MAX_SHOWN = 4000  # characters of an error; the job's log has all of it
 
 
 def failure_message(error: BaseException, step: int) -> WorkerFailed:
-    """Classify an error raised after so many steps."""
+    """Classify an error raised after `step` steps."""
     if isinstance(error, Diverged):
         return WorkerFailed("diverged", text_of(error), step)
     if is_out_of_memory(error):
@@ -49,7 +49,7 @@ def failure_message(error: BaseException, step: int) -> WorkerFailed:
 
 
 def root_cause(error: BaseException, synchronize: Callable[[], object] | None = None) -> BaseException:
-    """Find a lost device or exhausted memory behind an error; else the error itself, which is the user's.
+    """Find a lost device or exhausted memory as the cause of an error; else the error itself, which is the user's.
 
     A fault of one MPS client ends all of them, and can surface anywhere: in the user's entry, while a state is loaded,
     or inside a library that raises its own error. So the GPU is synchronized to see whether it still works.

@@ -195,7 +195,7 @@ class Session:
         collate: Callable[[list[Any]], Any] | None = None,
         augment: Augment | None = None,
     ) -> Iterator[Any]:
-        """Yield the remaining batches of so many epochs, on the device; the same ones after any interruption.
+        """Yield the remaining batches of `epochs` epochs, on the device; the same ones after any interruption.
 
         The order depends on the session's seed, as in a `carpool.Training`; a last partial batch is kept.
         """

@@ -1,7 +1,7 @@
-"""Step grants: permission to apply the steps of a job across nodes, asked for ahead of time; pure.
+"""Step grants: permission to apply the steps of a job across nodes, requested ahead of time; pure.
 
-A message to the lead and back takes as long as a short step. So a rank asks for the next steps while it still has some
-that are granted, and the process group, which waits for all ranks anyway, reduces meanwhile.
+A message to the lead and back takes as long as a short step. So a rank requests the next steps while it still has
+granted ones, and the process group, which waits for all ranks anyway, reduces meanwhile.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class StepGrants:
 
     epoch: int
     next_step: int  # the first without permission
-    ahead: int = 0  # steps ahead of it that permission is asked for
-    asked: int = -1  # the last step that it was asked for
+    ahead: int = 0  # how many steps ahead permission is requested
+    asked: int = -1  # the last step for which it was requested
     halt_after: int | None = None
-    pass_s: float = 0.0  # of the passes since it was asked for
+    pass_s: float = 0.0  # of the passes since then
     passes: int = 0
 
     def is_due(self, step: int) -> bool:

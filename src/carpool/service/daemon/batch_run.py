@@ -45,7 +45,7 @@ class RunEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a run is to do."""
+    """The request for a run."""
 
     name: str  # of the job file
     jobs: tuple[ListedJob, ...]
@@ -54,8 +54,8 @@ class RunRequest:
     version: str
     supplies: HostResources = UNKNOWN  # of this machine
     find_policy: Callable[[str], Policy] = parse_policy
-    profiles: Mapping[JobId, ProfileRateModel] = field(default_factory=dict)  # what is known of the jobs
-    journal: Path | None = None  # where to write the journal too
+    profiles: Mapping[JobId, ProfileRateModel] = field(default_factory=dict)  # known profiles of the jobs
+    journal: Path | None = None  # additional file for the journal
     observers: tuple[Observer, ...] = ()
     members: tuple[FleetMember, ...] = ()  # the machines; none: this one alone, with `devices`
     source: MemberSource | None = None  # of machines that come and go while it runs
@@ -102,7 +102,7 @@ class BatchRun:
         clock: MakeClock = elapsed_clock,
         end: LoopEnd | None = None,
     ) -> Self:
-        """Hold the folder and recover what an earlier execution recorded there.
+        """Lock the folder and recover the records of an earlier execution.
 
         InputError where another run holds it, or where a job is not the one that was begun.
         """
@@ -181,7 +181,7 @@ class BatchRun:
             if not self.is_interrupted:
                 raise
             return False
-        if self.is_interrupted:  # it had just started
+        if self.is_interrupted:  # interrupted just as it had started
             await self._daemon.loop.end_executors(checkpoint=False)
             return False
         return True

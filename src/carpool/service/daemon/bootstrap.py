@@ -78,7 +78,7 @@ MakeClock = Callable[[float, float], WaitableClock]  # of the scheduler's time a
 
 
 def calendar_clock(at: float, begun_at: float) -> WaitableClock:
-    """A clock that goes on while the daemon is down."""
+    """A clock that keeps running while the daemon is down."""
     return WallClock(max(at, time.time() - begun_at))
 
 
@@ -89,7 +89,7 @@ def elapsed_clock(at: float, begun_at: float) -> WaitableClock:
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """What a daemon is started with; the defaults are those of ``carpool serve``."""
+    """Options of a daemon; the defaults are those of ``carpool serve``."""
 
     state: Path
     devices: tuple[LocalDevice, ...]
@@ -107,7 +107,7 @@ class DaemonOptions:
     clock: MakeClock = calendar_clock
     sync: bool = True  # commits survive a power loss
     notifies: bool = True  # send the notifications that jobs ask for
-    checkpoint_days: float = 0.0  # keep checkpoints of ended jobs so long; 0: for ever
+    checkpoint_days: float = 0.0  # keep checkpoints of ended jobs for this many days; 0: forever
     supplies: HostResources = UNKNOWN  # of this machine
     tell: Callable[[str], None] = lambda words: None  # prints a notice for the operator
 
@@ -130,7 +130,7 @@ class DaemonInstance:
     ) -> None:
         self.options = options
         self.store = store
-        self.notices: list[str] = [*store.findings.messages()]  # what the start found, for the operator
+        self.notices: list[str] = [*store.findings.messages()]  # findings of the start, for the operator
         self._first: list[Fact] = []
         self._salvage = Salvage()
         self.scheduler, estimator, folded = self._recovered_scheduler()
@@ -159,7 +159,7 @@ class DaemonInstance:
         self._fleet = FleetAccess(options.fleet(), store, self.scheduler, options.options, self._commit, told)
         self.names = self._fleet.names
         self._survey = LinkSurvey(self.scheduler, self._fleet.measure_link, self._apply_link)
-        self._over: list[JobId] = []  # their records are not durable yet
+        self._over: list[JobId] = []  # ended jobs whose records are not durable yet
         self._notifier = Notifier(options.state, self._tell, pass_env=options.options.pass_env)
         self._retention = CheckpointRetention(
             options.state,
@@ -188,7 +188,7 @@ class DaemonInstance:
             folder.hold(by="daemon")
             undo.callback(folder.let_go)
             reserve = DiskReserve(options.state)
-            reserve.hold()  # or free it, on a full disk, for what a start has to write
+            reserve.hold()  # or, on a full disk, release it for the writes of this start
             options = replace(options, loop=replace(options.loop, reserve=reserve))
             store = Store.open(options.state, cls.header(options), sync=options.sync)
             undo.callback(store.close)
@@ -251,14 +251,14 @@ class DaemonInstance:
         return scheduler, estimator, folded
 
     def _quarantine_unusable(self) -> None:
-        """Fail the jobs of which the journal holds values that cannot be used, and tell the operator."""
+        """Fail the jobs with unusable values in the journal, and notify the operator."""
         self._first += self._salvage.failures(self.scheduler.jobs)
         for finding in self._salvage.messages():
             log_event(_log, "store_finding", level=logging.WARNING, finding=finding)
             self.notices.append(finding)
 
     def _policy(self) -> Policy:
-        """The last policy in the journal; a fact replaces it where another one is wanted or it cannot be loaded."""
+        """The last policy in the journal; if another one is requested or it cannot be loaded, a fact replaces it."""
         text, wanted = newest_policy(self.store), self.options.policy
         try:
             policy = self.options.find_policy(text)
@@ -325,7 +325,7 @@ class DaemonInstance:
 
     @property
     def leaves_running(self) -> bool:
-        """Whether it was stopped so that the next daemon finds its executors."""
+        """Whether it was stopped with its executors left running for the next daemon."""
         return self.loop.leaves_running
 
     def stop(self, *, leave_running: bool = False) -> None:
@@ -424,12 +424,12 @@ class DaemonInstance:
         executors.carry([order for order in missed.orders if self._is_held(order, held)], introductions)
 
     def _is_held(self, order: Order, held: Mapping[str, object]) -> bool:
-        """Whether an order is for executors that the journal knows."""
+        """Whether all executors of an order are in the journal."""
         devices = order.allocation.devices() if isinstance(order, Assign) else ()
         return order.job in self.recovered.programs and all(self._fleet.owner(device) in held for device in devices)
 
     def _rejoin(self, name: str) -> list[Fact]:
-        """A member with a new executor was lost and rejoins; a new journal has it already."""
+        """Facts for a member with a new executor: lost, then rejoined; none if a new journal already lists its node."""
         is_new = not self.observers.accounting.accounts
         node = self._fleet.nodes[name].name
         if is_new and node in {known.name for known in self.scheduler.cluster.nodes}:

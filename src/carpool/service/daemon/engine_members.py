@@ -1,4 +1,4 @@
-"""Members of an engine: its machines as members of a fleet, each with the agent that the engine starts."""
+"""Engine members: the machines of an engine as members of a fleet, each with the agent that the engine starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNKNOWN = ("", 0, "")  # address, port and token of an agent that is still to b
 
 
 class EngineMembers:
-    """The machines of an engine, as they come and go."""
+    """The machines of an engine, which join and leave."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class EngineMembers:
         self._max_code_bytes = max_code_bytes
         self._settings = RemoteSettings(state, lease_s, CodeArchives(state, max_code_bytes), clock=clock)
         self._seen: set[str] = set()
-        self._there: frozenset[str] = frozenset()  # at the last look
+        self._there: frozenset[str] = frozenset()  # at the last check
         self._released: set[str] = set()
         self._requested = (0, -_REPEAT_S)  # machines, and when
 
     async def first(
         self, tell: Callable[[str], None] = lambda words: None
     ) -> tuple[HostsFile, tuple[FleetMember, ...]]:
-        """Start the agents of all machines that are there, after waiting for one; InputError if one cannot be used."""
+        """Wait for a machine, then start the agents of all machines; InputError if one cannot be used."""
         names = await self._wait_for_one(tell)
         self._seen.update(names)
         hosts = await asyncio.gather(*[self._engine.start(name) for name in names])
@@ -67,7 +67,7 @@ class EngineMembers:
         give_up_at = time.monotonic() + _WAIT_S
         while not (names := await self._engine.find()):
             if self._requested[0] == 0:
-                tell("no machine with devices is there; one is asked for")
+                tell("no machine with devices has joined yet; requesting one")
                 await self.request(1)
             if time.monotonic() > give_up_at:
                 way_out = "Add one, or let the autoscaler start one."
@@ -113,7 +113,7 @@ class EngineMembers:
 
 
 async def examine_engine(engine: Engine) -> list[HostFinding]:
-    """Ask every machine for its versions and devices; agents that were not there before are ended again."""
+    """Ask every machine for its versions and devices; agents that this call started are ended again."""
     names, found = await engine.find(), []
     running = set(engine.left_running)
 

@@ -57,7 +57,7 @@ class ClaimSource:
 
     @property
     def is_known(self) -> bool:
-        """Whether the store names an executor of this member: it was there before."""
+        """Whether the store names an executor of this member, which has then joined before."""
         return self._store.mark.of(self.name).life > 0
 
     def outnumbered(self, epoch: int) -> None:
@@ -83,10 +83,10 @@ class ExecutorAccess(Protocol):
     """How an executor is found, started and replaced."""
 
     max_restarts: int  # within a minute
-    found: Member | None  # what a member that was away at the start turned out to be
+    found: Member | None  # the member, once it is reached, if it was away at the start
 
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> ClaimedExecutor | None:
-        """Claim an executor that an earlier daemon left running; None where there is none."""
+        """Claim an executor that an earlier daemon left running; None if there is none."""
 
     async def start(self, claims: ClaimSource) -> ExecutorPort:
         """Start an executor; `Unreachable` for a member that is away."""
@@ -168,4 +168,4 @@ class ChildExecutor:
         return None
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Nothing to close: the executor ends with this process."""

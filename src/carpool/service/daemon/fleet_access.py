@@ -32,7 +32,7 @@ class MemberStart(NamedTuple):
     """An executor at a daemon's start."""
 
     port: ExecutorPort
-    inventory: Inventory | None = None  # of one that the journal knows
+    inventory: Inventory | None = None  # of an executor that the journal knows
     is_absent: bool = False  # the member is away
     is_unfit: bool = False  # it has other devices or unknown orders, and must be replaced
 
@@ -57,7 +57,7 @@ class FleetAccess:
         self._tell = tell
         self._restarts: dict[str, list[float]] = {}
         self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
-        self._owners: dict[str, str] = {}  # members by the names of their nodes, as they are asked for
+        self._owners: dict[str, str] = {}  # cache: members by the names of their nodes
         self.nodes: dict[str, MemberNode] = {}
         cluster, free = scheduler.cluster, self._free_nodes
         for name, each in self._members.items():
@@ -71,7 +71,7 @@ class FleetAccess:
         return device_names(self.nodes)
 
     def owner(self, device: DeviceId) -> str:
-        """The member that has a device; empty: none has its node any more."""
+        """The member that has a device; empty if it is no longer a member."""
         node = self._scheduler.cluster.node_of(device).name
         if self._owners.get(node) not in self._members:
             self._owners[node] = next((name for name in self._members if is_of(node, name)), "")
@@ -90,7 +90,7 @@ class FleetAccess:
 
     async def start(self) -> Mapping[str, MemberStart]:
         """Claim the executors that an earlier daemon left running, and start the others."""
-        if len(self._members) == 1:  # without a task, which a cancellation could overtake
+        if len(self._members) == 1:  # awaited directly: a task could be cancelled before it starts
             return {name: await self._claim_or_start(name) for name in self._members}
         starting = [asyncio.create_task(self._claim_or_start(name)) for name in self._members]
         try:
@@ -126,9 +126,9 @@ class FleetAccess:
         return MemberStart(found, found.inventory if is_known else None)
 
     def _fits(self, name: str, inventory: Inventory) -> bool:
-        """Whether an executor has the wanted devices and no order that the journal does not hold.
+        """Whether an executor has the wanted devices and holds only orders from the journal.
 
-        One that the journal does not know was started by a daemon that died at once: it has no jobs yet.
+        An executor missing from the journal belonged to a daemon that died right after starting it, so it has no jobs.
         """
         is_known = inventory.life == self._store.mark.of(name).life or not inventory.jobs
         is_behind = is_known and not is_ahead(self._scheduler.jobs, inventory.jobs)
@@ -141,7 +141,7 @@ class FleetAccess:
         return port
 
     async def add(self, each: FleetMember) -> ExecutorPort:
-        """Add a member that was found while the daemon runs; the port that stands for it until it is reached."""
+        """Add a member found while the daemon runs. Returns the port that stands for it until it is reached."""
         self._members[each.member.name] = each
         return await self.absent(each.member.name)
 
@@ -165,7 +165,7 @@ class FleetAccess:
 
     @property
     def _free_nodes(self) -> set[str]:
-        """Nodes that are lost, and whose machines are no members any more."""
+        """Lost nodes whose machines are no longer members."""
         lost = [self._scheduler.cluster.nodes[number].name for number in self._lost]
         return {node for node in lost if not any(is_of(node, name) for name in self._members)}
 
@@ -204,23 +204,23 @@ class FleetAccess:
         return [JobFailed(job, self._scheduler.jobs[job].generation, error)]
 
     def lose(self, name: str) -> list[Fact]:
-        """A member is away, with all that ran on it."""
+        """Declare a member lost, with all that ran on it."""
         return loss_of(self._scheduler.cluster, self._lost, name)
 
     def lose_departed(self) -> list[Fact]:
-        """Nodes of the journal whose machine is no member any more are lost."""
+        """Declare the nodes of the journal lost whose machine is no longer a member."""
         there = [node for node in self._scheduler.cluster.nodes if node.id not in self._lost]
         return [NodeLost(node.id) for node in there if not any(is_of(node.name, name) for name in self._members)]
 
     def rejoin(self, name: str) -> list[Fact]:
-        """A member was lost, with all that ran on it, and rejoins."""
+        """Declare a member lost, with all that ran on it, and joined again."""
         node = self.nodes[name]
         log_event(_log, "node_rejoined", node=node.name, devices=len(node.devices))
         return node.rejoin(self._scheduler.cluster, self._lost, name)
 
     @property
     def _lost(self) -> set[NodeId]:
-        """Nodes that are known to be lost; a drained one may be lost, too, and must be if its member is."""
+        """Lost nodes without drained ones, which may be lost, too, and are reported lost again with their member."""
         return {*self._scheduler.snapshot().occupancy.lost} - {*self._scheduler.drained}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Fleet growth: follows the machines of an engine while a daemon runs.
 
-Machines that appear become members, and lost members whose machines are gone are forgotten. A drained or long idle
-member is released, so that its machine can go; while jobs wait for devices, more machines are asked for.
+Machines that appear become members, and lost members whose machines are gone are forgotten. A member that is drained or
+has been idle for long is released; while jobs wait for devices, more machines are requested.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _log = logging.getLogger(__name__)
 class MemberSource(Protocol):
     """Machines that come and go."""
 
-    idle_s: float  # a member that was idle for so long is released; 0: never
+    idle_s: float  # release a member that has been idle this long; 0: never
 
     async def fresh(self) -> Sequence[FleetMember]:
-        """The machines that were not there before."""
+        """The machines that have appeared since the last call."""
 
     def gone(self) -> Collection[str]:
-        """The members whose machines were not there when `fresh` looked."""
+        """The members whose machines `fresh` did not find."""
 
     def forget(self, name: str) -> None:
         """Treat a machine that is gone as a new one if it returns."""
 
     async def release(self, name: str) -> None:
-        """Let a member's machine go; it is not used again before `take_back`."""
+        """Release a member's machine; it is not used again before `take_back`."""
 
     def take_back(self, name: str) -> None:
-        """Use a released machine again if it is still there."""
+        """Use a released machine again if it still exists."""
 
     async def request(self, nodes: int) -> None:
-        """Ask for so many machines in all."""
+        """Request this many machines in all."""
 
 
 class FleetGrowth:
@@ -129,7 +129,7 @@ class FleetGrowth:
             self._source.forget(name)
 
     async def _release(self, name: str) -> None:
-        """Lose a member that holds no job, end its executor, and let its machine go."""
+        """Declare a member without jobs lost, end its executor, and release its machine."""
         before, facts = self._executors[name], self._fleet.lose(name)
         self._released[name] = self._is_drained(self._fleet.nodes[name].name)
         if not self._loop.use(name, await self._fleet.absent(name), facts):

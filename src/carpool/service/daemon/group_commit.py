@@ -1,4 +1,4 @@
-"""Group commit: makes what a store holds back durable, in groups; on a full disk jobs are refused, not lost."""
+"""Group commit: makes the pending records of a store durable, in groups; on a full disk jobs are refused, not lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReadOnly(CarpoolError):
 
 
 class GroupCommit:
-    """Commits a store again and again; all requests made during one commit are in the next.
+    """Commits a store whenever requested; all requests made during one commit are in the next.
 
     Before each commit `prepare` is called; what it returns is called once the commit is durable.
     """
@@ -57,12 +57,12 @@ class GroupCommit:
         self._retry_s = retry_s
         self._requested = asyncio.Event()
         self._durable: asyncio.Future[None] | None = None  # of the next commit
-        self._committing: asyncio.Future[None] | None = None  # of the one under way
+        self._committing: asyncio.Future[None] | None = None  # the commit in progress
         self._is_closing = False
         self.disk_full = ""  # why no jobs are accepted; empty: they are
 
     def request(self) -> asyncio.Future[None]:
-        """Request a commit; the future resolves when all that the store was given until now is durable."""
+        """Request a commit; the future resolves when everything that the store has been given so far is durable."""
         self._requested.set()
         if self._durable is None:
             self._durable = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class GroupCommit:
         return self._durable
 
     async def flush(self) -> None:
-        """Return when all that was requested until now is durable."""
+        """Return when everything requested so far is durable."""
         pending = (self._committing, self._durable)
         await asyncio.gather(*[asyncio.shield(each) for each in pending if each is not None])
 
@@ -104,7 +104,7 @@ class GroupCommit:
             await self._make_durable()
             finish()
         except Exception as error:
-            for waiting in (durable, self.request()):  # no caller may wait for ever
+            for waiting in (durable, self.request()):  # no caller may wait forever
                 if waiting is not None and not waiting.done():
                     waiting.set_exception(error)
             raise
@@ -112,7 +112,7 @@ class GroupCommit:
             durable.set_result(None)
 
     async def _make_durable(self) -> None:
-        """Commit; on a full disk with the reserve, and then as often as it takes."""
+        """Commit; on a full disk release the reserve, and retry until it succeeds."""
         while True:
             try:
                 await self.commit(self._store.commit)
@@ -139,7 +139,7 @@ class GroupCommit:
     def _on_disk_full(self, reason: str) -> None:
         if not self.disk_full:
             log_event(_log, "disk_full", level=logging.ERROR, reason=reason)
-            self._tell_operator(f"{reason}. No jobs are accepted until there is room; running ones go on.")
+            self._tell_operator(f"{reason}. No jobs are accepted until there is room; running jobs continue.")
         self.disk_full = reason
 
     def _check_room(self) -> None:
@@ -147,10 +147,10 @@ class GroupCommit:
         if self.disk_full and (self._reserve is None or self._reserve.hold()):
             self.disk_full = ""
             log_event(_log, "disk_has_room", level=logging.WARNING)
-            self._tell_operator("the disk has room again; jobs are accepted")
+            self._tell_operator("the disk has room again; jobs are accepted again")
 
 
 def _retrieve_exception(durable: asyncio.Future[None]) -> None:
-    """Silence asyncio's warning where no caller waits any more; `run` itself raises the error."""
+    """Suppress asyncio's warning if no caller is waiting; `run` itself raises the error."""
     if not durable.cancelled():
         durable.exception()

@@ -29,7 +29,7 @@ Measured = Callable[[JobId], Sequence[tuple[int, Mapping[str, float]]]]  # a job
 
 @dataclass(slots=True)
 class _TrackedTrial:
-    """A trial as the facts and reports so far tell."""
+    """The state of a trial, from the facts and reports so far."""
 
     spec: JobSpec
     can_hold: bool  # it keeps its work while it is paused
@@ -62,7 +62,7 @@ class HalvingControl:
         self._warned: set[_Array] = set()
         self._trials: dict[JobId, _TrackedTrial] = {}
         self._arrays: dict[_Array, list[_TrackedTrial]] = {}
-        self._changed: dict[_Array, HalvingRule] = {}  # to decide about
+        self._changed: dict[_Array, HalvingRule] = {}  # sweeps with a decision due
 
     def record(self, record: Record) -> None:
         for fact in record.facts:
@@ -89,7 +89,7 @@ class HalvingControl:
             trial.state = TrialState.HELD
 
     def end_replay(self) -> None:
-        """Let trials that run after a restart continue; those that were held stay so."""
+        """Let trials that run after a restart continue; held ones stay held."""
         for trial in self._trials.values():
             if trial.state is TrialState.ACTIVE:
                 trial.passed = trial.rung
@@ -119,7 +119,7 @@ class HalvingControl:
     def _add(self, spec: JobSpec) -> _TrackedTrial:
         trial = _TrackedTrial(spec, can_hold=spec.resumable)
         known = self._trials.get(spec.id)
-        if known is not None:  # adopted: its submission is in the journal after all
+        if known is not None:  # adopted, but its submission is in the journal after all
             self._arrays[known.array].remove(known)
         self._trials[spec.id] = trial
         self._arrays.setdefault(trial.array, []).append(trial)
@@ -151,7 +151,7 @@ class HalvingControl:
             self._mark(trial)
 
     def _warn_of_missing(self, trial: _TrackedTrial, step: int, metrics: Mapping[str, float]) -> None:
-        """Say once for each sweep that a rung passes without the metric: none of its trials would ever stop."""
+        """Warn once per sweep if a rung passes without the metric: none of its trials would ever stop."""
         rule = trial.spec.halving
         if not self._is_live or rule is None or trial.values or rule.metric == LOSS or trial.array in self._warned:
             return

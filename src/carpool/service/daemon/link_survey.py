@@ -20,7 +20,7 @@ MeasurePair = Callable[[str, str], Awaitable[Path | None]]
 def pairs_to_measure(nodes: Sequence[str]) -> list[Pair]:
     """The links of a fleet that are measured: all of a small one, else about three per machine.
 
-    Between two machines of a large fleet the slower one's fastest link tells the bandwidth (`Cluster.link_between`).
+    Between other machines the bandwidth is assumed from the fastest links of both (`Cluster.link_between`).
     """
     if len(nodes) <= _FEW:
         return list(combinations(nodes, 2))
@@ -46,7 +46,7 @@ class LinkSurvey:
         self._has_joined.set()
 
     async def run(self) -> None:
-        """Measure what is due, now and whenever a node joins."""
+        """Measure the links that are due, now and whenever a node joins."""
         while True:
             self._has_joined.clear()
             while due := list(self._due()):

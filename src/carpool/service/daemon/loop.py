@@ -43,7 +43,8 @@ from carpool.service.store.disk_space import DiskReserve
 from carpool.service.store.store import ExecutorMark, Store, snapshot_text
 
 _RECORDS_RETAINED = 100_000  # for job histories; replaying them at a start takes some seconds
-_RECORDS_PER_SNAPSHOT = 1000  # folding so many takes a fraction of a second; with more jobs, as many as there are
+# folding them takes a fraction of a second; with more jobs than that, as many records as jobs
+_RECORDS_PER_SNAPSHOT = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -84,9 +85,10 @@ class LoopHooks:
     before_submit: Callable[[Sequence[ListedJob]], None] = lambda jobs: None  # before the jobs are planned
     on_submit: Callable[[Sequence[ListedJob]], None] = lambda jobs: None
     on_report: Callable[[float, Report], None] = lambda at, report: None  # after the scheduler has folded its facts
-    sized: Callable[[JobId], Sized | None] = lambda job: None  # what a training reported of its length
-    follow_up: Callable[[], Sequence[Fact]] = lambda: ()  # what follows from the facts and reports so far
-    before_commit: Callable[[], Callable[[], None]] = lambda: lambda: None  # returns what to do after the commit
+    sized: Callable[[JobId], Sized | None] = lambda job: None  # what a training reported about its length
+    follow_up: Callable[[], Sequence[Fact]] = lambda: ()  # further facts that follow from the facts and reports so far
+    # returns the function to call after the commit
+    before_commit: Callable[[], Callable[[], None]] = lambda: lambda: None
     tell_operator: Callable[[str], None] = lambda words: None
     renew: RenewExecutor | None = None  # replaces an executor that is gone; without it the loop raises ExecutorGone
 
@@ -106,7 +108,7 @@ class LoopOptions:
 
 @dataclass(slots=True)
 class _Pending:
-    """What follows once the records of the next commit are durable."""
+    """The work to do once the records of the next commit are durable."""
 
     orders: list[Order] = field(default_factory=list)  # to be sent
     submitted: list[JobId] = field(default_factory=list)  # to be introduced
@@ -117,9 +119,9 @@ class _Pending:
 class DaemonLoop:
     """Runs a scheduler against executors and a store.
 
-    Facts are folded as they come. Their records are committed in groups, and only then are orders sent, callers
-    answered and reports acknowledged: after a crash nothing was promised that the journal does not hold. Each record
-    carries the number of the last report behind it, so that no report is lost and none counts twice.
+    Facts are folded as they arrive. Their records are committed in groups, and only then are orders sent, callers
+    answered and reports acknowledged: after a crash, the journal holds everything that was promised. Each record
+    carries the number of the last report included in it, so that no report is lost or counted twice.
     """
 
     def __init__(
@@ -141,13 +143,14 @@ class DaemonLoop:
         self._hooks = hooks or LoopHooks()
         self._options = options or LoopOptions()
         self._programs = dict(programs or {})  # of jobs that are not over
-        self._notes = dict(notes or {})  # likewise
+        self._notes = dict(notes or {})  # notes of the same jobs
         self.leaves_running = False
         self._stopping, self._aborting = asyncio.Event(), asyncio.Event()
         self._inbox = ReportInbox(executors, clock)
         self._renewing: dict[str, asyncio.Future[tuple[ExecutorPort, Sequence[Fact]]]] = {}  # executors that are gone
         self._fresh: set[JobId] = set()  # jobs that no executor has ever known
-        self._held: dict[str, list[Report]] = {}  # by executor: outcomes whose facts are to come, and what followed
+        # by executor: outcomes whose facts are still to come, and the reports after them
+        self._held: dict[str, list[Report]] = {}
         self._pending = _Pending()
         self._commits = GroupCommit(
             store,
@@ -161,7 +164,7 @@ class DaemonLoop:
         self._budget = PlanningBudget(self._options.planning_share)
         self._since_snapshot = 0
         self._snapshotting: asyncio.Task[None] | None = None
-        self._is_ending = False  # no member can join any more
+        self._is_ending = False  # no further member can join
         scheduler.add_observer(self)
 
     def record(self, record: Record) -> None:
@@ -202,7 +205,7 @@ class DaemonLoop:
         await asyncio.shield(self._handle(facts))
 
     async def flush(self) -> None:
-        """Return when all that was folded until now is durable."""
+        """Return when everything folded so far is durable."""
         await self._commits.flush()
 
     @property
@@ -218,11 +221,11 @@ class DaemonLoop:
         self._keep_report(self._now(), Told(job, words))
 
     def is_connected(self, name: str) -> bool:
-        """Whether an executor is there, and not just being replaced."""
+        """Whether an executor is connected, and not being replaced."""
         return self._inbox.is_listening(name) and self._executors[name].life > 0
 
     def use(self, name: str, port: ExecutorPort, facts: Sequence[Fact] = ()) -> bool:
-        """Use a port for a new member, or in place of the one that a member has; False if the loop is ending.
+        """Use a port for a new member, or instead of a member's current one; False if the loop is ending.
 
         The facts are folded in the same instant; the previous port is left to the caller.
         """
@@ -237,7 +240,7 @@ class DaemonLoop:
         return True
 
     def drop(self, name: str) -> ExecutorPort | None:
-        """Forget a member that is away and does not return: the port that stood for it, or None if it is there."""
+        """Forget a member that is away for good. Returns the port that stood for it, or None if it is connected."""
         if self._is_ending or name in self._renewing or self.is_connected(name):
             return None
         self._inbox.ignore(name)
@@ -301,7 +304,7 @@ class DaemonLoop:
             self._take_renewed(name)
 
     def _take(self, name: str, report: Report, *, carry: bool = True) -> None:
-        """Fold a report. An `Outcome` and what follows wait for the `Facts` of that end: all are stored, or none."""
+        """Fold a report. An `Outcome` and later reports wait for the `Facts` of that end: all are stored, or none."""
         if isinstance(report, Gone):
             raise ExecutorGone(f"the executor ended: {report.reason}")
         held = self._held.setdefault(name, [])
@@ -341,14 +344,14 @@ class DaemonLoop:
         self._hooks.on_report(at, report)
 
     def _renew(self, name: str, gone: Gone, renew: RenewExecutor) -> None:
-        """Replace an executor that is gone; meanwhile the reports of others are taken in."""
+        """Replace an executor that is gone; the reports of others are handled meanwhile."""
         log_event(_log, "executor_gone", level=logging.ERROR, executor=name, reason=gone.reason)
         self._held.pop(name, None)  # reports without their facts: those steps are repeated
         self._renewing[name] = task = asyncio.ensure_future(renew(name, gone.reason))
         task.add_done_callback(lambda _: self._inbox.wake())
 
     async def _finish_renewals(self) -> None:
-        """Wait for executors that are being replaced, so that those that were started are stopped; not when aborted."""
+        """Wait for executors that are being replaced, so that new ones are stopped, too; not when aborted."""
         renewed: asyncio.Future[Any] = asyncio.gather(*self._renewing.values(), return_exceptions=True)
         aborting: asyncio.Future[Any] = asyncio.ensure_future(self._aborting.wait())
         await asyncio.wait([renewed, aborting], return_when=asyncio.FIRST_COMPLETED)
@@ -365,7 +368,7 @@ class DaemonLoop:
         self._inbox.listen(name)
 
     def _set_mark(self, name: str, port: ExecutorPort) -> None:
-        """Let the next record name an executor and its last report.
+        """Set an executor's last report, for the next record to store.
 
         When an executor was replaced, the first record that names the new one also says that the old one is gone.
         """
@@ -408,7 +411,7 @@ class DaemonLoop:
             self._handle((Woke(),))
 
     def _prepare_commit(self) -> Callable[[], None]:
-        """Hand the store what belongs into the next commit; returns what waits for it: orders, acknowledgements."""
+        """Give the store the data of the next commit. Returns what must wait for it: orders, acknowledgements."""
         pending, self._pending = self._pending, _Pending()
         self._store.flush_reports(self._scheduler.at)
         finish = self._hooks.before_commit()
@@ -450,7 +453,7 @@ class DaemonLoop:
                 port.acknowledge(mark.heard)
 
     def store_snapshot(self) -> None:
-        """Let the next start fold only what follows; skipped where the disk is full."""
+        """Store a snapshot, so that the next start folds only later records; skipped if the disk is full."""
         with contextlib.suppress(OSError, sqlite3.Error):
             self._store.store_snapshot(*self._snapshot())
             self._store.retain(self._options.retain)
@@ -484,9 +487,9 @@ class DaemonLoop:
         }
 
     async def _shut_down(self, *, checkpoint: bool | None = None) -> None:
-        """Stop the executors, with checkpoints while jobs are left, and take in their last reports.
+        """Stop the executors, with checkpoints while jobs are left, and handle their last reports.
 
-        What the scheduler decides meanwhile is not sent.
+        Orders of the scheduler are no longer sent.
         """
         checkpoint = bool(self._scheduler.jobs) if checkpoint is None else checkpoint
         ports = [self._executors[name] for name in self._inbox.names]
@@ -514,7 +517,7 @@ class DaemonLoop:
 
 
 def _details(program: Program, note: Mapping[str, Any] | None, sized: Sized | None = None) -> dict[str, Any]:
-    """What the store keeps of a job beside its spec."""
+    """The data of a job that the store keeps beside its spec."""
     details: dict[str, Any] = {"program": program.as_json()}
     if note:
         details["note"] = dict(note)

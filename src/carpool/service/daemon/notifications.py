@@ -29,7 +29,7 @@ _TRY_S = 20.0
 _PAUSE_S = 5.0  # before the next try, doubled each time
 _CONCURRENT = 2  # deliveries of one user
 _OUTPUT_BYTES = 200  # of a failed command, in the job's history
-_ERROR_CHARACTERS = 4096  # of a job's error in the environment of a command, which has little room
+_ERROR_CHARACTERS = 4096  # of a job's error in a command's environment, whose size is limited
 _POST = (sys.executable, "-P", "-m", "carpool.service.daemon.webhook")
 
 
@@ -70,7 +70,7 @@ Send = Callable[[Notification], Awaitable[None]]
 class Notifier:
     """Delivers each notification at least once: the job's folder is marked only after the delivery.
 
-    A restarted daemon delivers what is not marked. After some failed tries the job's history says so (`tell`), and the
+    A restarted daemon delivers the unmarked ones. After some failed tries the job's history says so (`tell`), and the
     next start tries again. Each user has a few deliveries at a time, in processes of their own, so that a dead address
     delays only the same user.
     """
@@ -92,7 +92,7 @@ class Notifier:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_CONCURRENT))
 
     def announce(self, ending: JobEnd, target: Sequence[str], folder: str = "") -> None:
-        """Deliver in the background, from a folder, unless that was done before or there is no target."""
+        """Deliver in the background, unless the folder is marked already or there is no target."""
         mark = JobFolder(self._state, ending.job).path / _MARK
         if not target or _is_set(mark):
             return
@@ -134,7 +134,7 @@ class Notifier:
 
 
 def _is_set(mark: Path) -> bool:
-    """Whether the delivery is marked; where that is unknown it is repeated."""
+    """Whether the delivery is marked; if that cannot be read, it is repeated."""
     try:
         return mark.exists()
     except OSError:

@@ -42,7 +42,7 @@ class PlanningBudget:
         return PlanningStart(self._clock(), self._cpu_clock())
 
     def after(self, began: PlanningStart) -> float:
-        """Call after it; seconds that the next plan has to wait."""
+        """Account for a plan that has just ended. Returns the seconds that the next plan has to wait."""
         now = self._clock()
         if self._cpu_clock() - began.cpu_s > _QUICK_S:
             available_s = min(_BURST_S, self._left_s + self._share * (began.wall_s - self._as_of))
@@ -51,8 +51,8 @@ class PlanningBudget:
         return max(0.0, -self._left_s) / self._share
 
 
-_FALLBACK = "fifo"  # its plans are discarded with the rest
-_MAX_WAKES = 4  # one where jobs have to leave first, one for each priority rank
+_FALLBACK = "fifo"  # its plans are discarded, too
+_MAX_WAKES = 4  # one if jobs have to be released first, and one for each priority rank
 
 
 def dry_run_policy(scheduler: Scheduler, estimates: Estimator, at: float, policy: str) -> None:
@@ -66,7 +66,7 @@ def dry_run_policy(scheduler: Scheduler, estimates: Estimator, at: float, policy
         for _ in range(_MAX_WAKES):
             if other.policy_fault or other.wake_at is None:
                 break
-            if other.wake_at > at and other.timing.planned_at is not None:  # else it plans in rounds
+            if other.wake_at > at and other.timing.planned_at is not None:  # otherwise it plans in rounds
                 break
             other.handle(max(at, other.wake_at), (Woke(),))
     if other.policy_text != policy:

@@ -1,6 +1,6 @@
 """Profile store: seeds the estimator with saved profiles and writes back what jobs measured.
 
-Profiles are not part of recovery: without them a daemon decides as on its first day.
+Profiles are not part of recovery: without them a daemon decides as at its very first start.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MAX_CACHED = 2000  # profiles
 
 
 class ProfileSource(Protocol):
-    """Where profiles of jobs come from and where they go."""
+    """Source and destination of jobs' profiles."""
 
     def belief(self, job: ListedJob) -> ProfileRateModel | None:
-        """What is known of a job before it runs."""
+        """What is known about a job before it runs."""
 
     def saved(self, job: JobId, program: Program) -> Profile | None:
         """The profile to add measurements to."""
@@ -38,7 +38,7 @@ class ProfileSource(Protocol):
 
 
 class ProfileStore:
-    """Lets an estimator begin with known profiles, and saves what a learner measured."""
+    """Seeds an estimator with known profiles, and saves the measurements of a learner."""
 
     def __init__(self, source: ProfileSource, learner: ProfileLearner, estimator: OnlineEstimator) -> None:
         self._source = source
@@ -54,7 +54,7 @@ class ProfileStore:
                     self._estimator.believe(job.spec, belief)
 
     def save(self, job: JobId, program: Program | None) -> None:
-        """Save what was measured of a job; skipped where the disk is full."""
+        """Save the measurements of a job; skipped if the disk is full."""
         if program is None or not program.entry:
             return
         with contextlib.suppress(OSError, InputError):
@@ -106,7 +106,7 @@ class SharedProfiles:
 
 
 class RunProfiles:
-    """Profiles in the job folders of a run: what it believed at the start, and what it measured."""
+    """Profiles in the job folders of a run: those it started with, and those it measured."""
 
     def __init__(self, folder: RunFolder, beliefs: Mapping[JobId, ProfileRateModel]) -> None:
         self._folder = folder

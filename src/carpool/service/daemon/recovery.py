@@ -23,15 +23,15 @@ from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventLog
 from carpool.service.store.store import Details, Store
 
-_NAMED = 20  # skipped values that the report of a start names
+_NAMED = 20  # skipped values that the messages of a start name
 
 
 class ResyncActions(NamedTuple):
-    """Messages to claimed executors; those that an executor has received before have no effect."""
+    """Messages to claimed executors; repeated ones have no effect."""
 
     holders: Mapping[JobId, str]  # the executor that has the newest state of each job that one holds
     orders: tuple[Order, ...]
-    forget: tuple[tuple[str, JobId], ...]  # over in the journal, or of a job that another executor holds
+    forget: tuple[tuple[str, JobId], ...]  # jobs that are over in the journal, or that another executor holds
 
 
 def reconcile(jobs: Mapping[JobId, Job], held: Mapping[str, Mapping[JobId, HeldJobStatus]]) -> ResyncActions:
@@ -83,15 +83,15 @@ class StateObservers(NamedTuple):
 
 
 class RecoveredState(NamedTuple):
-    """What the store holds beside the scheduler's state."""
+    """The content of a store beside the scheduler's state."""
 
     programs: dict[JobId, Program]  # of all jobs in its records
     notes: dict[JobId, Mapping[str, Any]]  # that callers submitted with them
-    folded: int  # records behind the newest snapshot
+    folded: int  # records after the newest snapshot
 
 
 class Salvage:
-    """What recovery could not use of a journal, by job; the daemon starts without it."""
+    """The parts of a journal that recovery could not use, by job; the daemon starts without them."""
 
     def __init__(self) -> None:
         self.reasons: dict[JobId, str] = {}  # the first of each job
@@ -104,7 +104,7 @@ class Salvage:
 
     @contextmanager
     def tolerating(self, where: str, job: str = "") -> Iterator[None]:
-        """Skip what raises: a journal is data, and no data may keep the daemon from starting."""
+        """Skip anything that raises: no content of a journal may keep the daemon from starting."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see above
@@ -131,7 +131,7 @@ def newest_policy(store: Store) -> str:
 
 
 def recover_scheduler(store: Store, scheduler: Scheduler, salvage: Salvage | None = None) -> int:
-    """Fold the newest snapshot and the records behind it, without planning again; the number of these records."""
+    """Fold the newest snapshot and the records after it, without planning again. Returns how many they are."""
     salvage = salvage or Salvage()
     after = 0
     if store.snapshot is not None:
@@ -147,7 +147,7 @@ def recover_scheduler(store: Store, scheduler: Scheduler, salvage: Salvage | Non
             folded += 1
             skipped.extend(entry.skipped)
             yield entry.record
-            salvage.add(f"record {entry.number}", skipped)  # with those that folding it added
+            salvage.add(f"record {entry.number}", skipped)  # including those that folding it added
             skipped.clear()
 
     scheduler.recover(records(), has_gaps=bool(store.findings.lost), skipped=skipped)

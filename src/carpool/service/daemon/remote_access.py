@@ -33,14 +33,14 @@ from carpool.runtime.remote.remote_worker_stream import Peer
 from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
 
 _SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connection is renewed
-_MARGIN_S = 2.0  # beyond the lease, before a member counts as lost: for the tick that stops its jobs at a step
+_MARGIN_S = 2.0  # after the end of the lease, until a member counts as lost: its executor needs a tick to stop the jobs
 _MARGIN_SHARE = 0.25
 _RETRY_S = 1.0
-_MIRROR_S = 1.0  # between mirrors, which are fetched: what a lost machine had computed since is computed again
+_MIRROR_S = 1.0  # between mirrors, which are fetched: steps that a lost machine made after the last one are repeated
 _MIN_REQUEST_S = 5.0  # for a request for files
 _log = logging.getLogger(__name__)
 
-EnsureAgent = Callable[[Host], Awaitable[Host]]  # starts the agent of a host if it can; how it is reached now
+EnsureAgent = Callable[[Host], Awaitable[Host]]  # starts the agent of a host if possible; returns how it is reached now
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RemoteSettings:
     lease_s: float
     codes: CodeArchives
     orphan_s: float = 86400.0  # an executor without its scheduler saves all states and exits after this
-    clock: Callable[[], float] = time.monotonic  # that leases are counted on
+    clock: Callable[[], float] = time.monotonic  # for leases
     peers: dict[str, Peer] = field(default_factory=dict)  # members that have been claimed, for jobs across them
 
     @property
@@ -60,14 +60,14 @@ class RemoteSettings:
 
     @property
     def owner(self) -> str:
-        """Names this scheduler to agents, which serve one at a time."""
+        """The name of this scheduler for agents, which serve one scheduler at a time."""
         return f"state folder {self.state.absolute()}"
 
 
 class RemoteAccess:
     """How the executor of one host is claimed, started and replaced."""
 
-    max_restarts = sys.maxsize  # a member that is away is waited for
+    max_restarts = sys.maxsize  # the daemon waits for a member that is away
 
     def __init__(
         self, host: Host, settings: RemoteSettings, facts: AgentFacts | None, ensure: EnsureAgent = ensure_agent
@@ -77,18 +77,17 @@ class RemoteAccess:
         self._settings = settings
         self._facts = facts  # None until the agent is reached for the first time
         self._ensure = ensure
-        self._trouble = ""  # why it cannot be used
+        self._trouble = ""  # why the host cannot be used
         self._has_started = False
-        self._ready: RemoteMember | None = None  # started while the loop went on
+        self._ready: RemoteMember | None = None  # started in the background
         self._in_hand: JobId | None = None  # of the executor that died last
 
     async def find(self, claims: ClaimSource, tell: Callable[[str], None]) -> RemoteMember | None:
         """Claim the executor that an earlier daemon left running there; one whose devices are unknown is replaced."""
         if not claims.is_known:
             return None
-        lost_at = (
-            self._settings.clock() + self._settings.grace_s
-        )  # until then its jobs may run, under the previous daemon
+        # Until then its jobs may still run, under the previous daemon.
+        lost_at = self._settings.clock() + self._settings.grace_s
         while True:
             try:
                 facts = await agent_facts(self._host)
@@ -101,9 +100,9 @@ class RemoteAccess:
                 await asyncio.sleep(_RETRY_S)
 
     async def start(self, claims: ClaimSource) -> ExecutorPort:
-        """Start a fresh executor there, which replaces one that runs.
+        """Start a fresh executor there, which replaces a running one.
 
-        While the loop runs it does not wait for that: the member counts as away until its executor is ready.
+        Once the loop runs, this does not wait: the member counts as away until its executor is ready.
         """
         if self._ready is not None:
             ready, self._ready = self._ready, None
@@ -141,7 +140,7 @@ class RemoteAccess:
                 await self._wait_for_change(error)
 
     async def _reach(self) -> bool:
-        """Reach the agent, which may be another one than before; whether its devices are not those known."""
+        """Reach the agent, perhaps a new one. Returns whether its devices differ from the known ones."""
         self._host = await self._ensure(self._host)
         before, self._facts = self._facts, await agent_facts(self._host)
         self._trouble = ""
@@ -152,7 +151,7 @@ class RemoteAccess:
         return True
 
     async def _wait_for_change(self, error: Exception) -> None:
-        """Wait before the next attempt; a host that is there and cannot be used is logged once."""
+        """Wait before the next attempt; a host that answers and cannot be used is logged once."""
         if str(error) != self._trouble and isinstance(error, InputError) and not isinstance(error, HostUnreachable):
             log_event(_log, "member_unusable", level=logging.WARNING, executor=self._host.name, reason=str(error))
         self._trouble = str(error)
@@ -164,12 +163,12 @@ class RemoteAccess:
         return None if peer is None else await request_measurement(self._host, peer.host)
 
     def job_in_hand(self) -> JobId | None:
-        """The job that the last executor was handling when it died, named once: one loss takes two replacements."""
+        """The job that the last executor was handling when it died; returned once, as a loss takes two replacements."""
         job, self._in_hand = self._in_hand, None
         return job
 
     def close(self) -> None:
-        """Disconnect; the agent and what it has started stay."""
+        """Disconnect; the agent and its processes keep running."""
         self._settings.peers.pop(self._host.name, None)
         if self._ready is not None:
             self._ready.close()
@@ -203,7 +202,7 @@ class RemoteAccess:
                 return await ExecutorClient.claim_remote(
                     connection.reader, connection.writer, claim, RemoteProcess(), before
                 )
-            except ClaimRefused as refused:  # only this scheduler has the token: the store has lost an epoch
+            except ClaimRefused as refused:  # only this scheduler has the token, so the store has lost an epoch
                 claims.outnumbered(refused.epoch)
 
     def _claim_for(self, claim: Claim) -> Claim:
@@ -265,7 +264,7 @@ class AbsentMember:
         """It holds no jobs."""
 
     async def receive(self) -> Report:
-        """Return an answer, or `Gone` when an executor is ready, which the loop then asks for, or the loop ends."""
+        """Return an answer, or `Gone` once an executor is ready (the loop then requests it) or the loop ends."""
         if self._restarting is None:
             self._restarting = asyncio.ensure_future(self._restart())
         answer = asyncio.create_task(self._reports.get())
@@ -290,7 +289,7 @@ class AbsentMember:
 
 
 async def agent_facts(host: Host) -> AgentFacts:
-    """What a host's agent says about its machine; InputError if it cannot be asked."""
+    """The report of a host's agent about its machine; InputError if it cannot be reached."""
     connection = await connect(host, "facts")
     connection.writer.close()
     return connection.facts
@@ -351,8 +350,8 @@ async def remote_members(
 ) -> tuple[FleetMember, ...]:
     """The members of a hosts file, each asked for its devices; InputError if one cannot be reached.
 
-    Where hosts may be away, such a host joins when it can be reached; one at least must be there, and a wrong token or
-    version stays an error.
+    If hosts may be away, such a host joins once it is reached; at least one must be reachable now, and a wrong token or
+    version is an error all the same.
     """
     settings = RemoteSettings(state, hosts.lease_s, CodeArchives(state, hosts.max_code_bytes), orphan_s, clock)
 

@@ -21,14 +21,14 @@ _INTERVAL_S = 3600.0  # between checks
 
 class _EndedJob(NamedTuple):
     job: JobId
-    ended: float  # Unix time; 0 where the journal begins later
+    ended: float  # Unix time; 0 if the journal begins later
 
 
 class CheckpointRetention:
     """Deletes checkpoints of jobs that ended `days` ago; 0: never. Logs, metrics and outcomes stay.
 
-    Checkpoints of a job that another one waited for stay until that one is over too: it may start from them. Where the
-    journal does not say when a job ended, its newest checkpoint does.
+    Checkpoints of a job that another one waited for stay until that one is over too: it may start from them. If the
+    journal does not contain a job's end, the time of its newest checkpoint counts.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CheckpointRetention:
             await asyncio.sleep(_INTERVAL_S)
 
     async def check(self) -> None:
-        """Delete old checkpoints in a thread, and say so in the jobs' histories."""
+        """Delete old checkpoints in a thread, and record that in the jobs' histories."""
         over = list(self._over())
         for job in await asyncio.to_thread(self._clear, over):
             self._tell(job, f"checkpoints deleted {self._days:g} days after its end")
@@ -64,7 +64,7 @@ class CheckpointRetention:
                 yield _EndedJob(job, 0.0 if ended_at is None else self._calendar.unix(ended_at))
 
     def _clear(self, over: Sequence[_EndedJob]) -> list[JobId]:
-        """Delete what is too old; the jobs that had checkpoints. A failed deletion is tried again."""
+        """Delete checkpoints that are too old. Returns the jobs that had any. A failed deletion is tried again."""
         cleared = []
         oldest = self._now() - self._days * _DAY_S
         for job, ended in over:

@@ -110,7 +110,7 @@ async def plan(body: Submission, context: ContextDep, caller: CallerDep) -> Resp
     """Forecast when jobs would start and end, without submitting them."""
     caller.principal.check_may_submit()
     if context.planner is None:
-        raise RequestRejected(503, "this daemon has no planner")
+        raise RequestRejected(503, "this daemon cannot forecast jobs")
     jobs = await _read_jobs(body, context, caller)
     return json_response(dict[str, Any], await context.planner.plan(caller.principal, jobs))
 
@@ -225,7 +225,7 @@ async def why(
     job: JobName,
     service: ServiceDep,
     principal: PrincipalDep,
-    verbose: Annotated[bool, Query(description="with the policy's figures, such as prices")] = False,
+    verbose: Annotated[bool, Query(description="With the policy's figures, such as prices.")] = False,
 ) -> Response:
     """Explain why a job waits, or why it holds its devices, and what would change it."""
     return json_response(Explanation, Explanation(job=job, why=service.why(principal, job, verbose=verbose)))

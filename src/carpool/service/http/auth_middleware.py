@@ -1,10 +1,11 @@
 """Auth middleware: checks Host, token or socket peer, Origin and request rate of every request.
 
-- Host must be one of ours: otherwise a page elsewhere could reach us under its own name (DNS rebinding).
+- Host must be a name of this daemon: otherwise a page of another site could reach it under that site's name (DNS
+  rebinding).
 - A peer on the Unix socket with the daemon's user id is the owner, an admin. All other callers send a token, in an
   Authorization header or, from pages, in a cookie.
-- A request with a cookie that changes something must come from one of our pages (Origin): of the requested address, or
-  of a known proxy's.
+- A request with a cookie that changes something must come from a page of the daemon (Origin): under the requested
+  address, or that of a known proxy.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ApiContext:
     is_ready: Callable[[], bool] = lambda: True
 
     def roots_for(self, caller: Caller) -> PathPolicy | None:
-        """Return where the caller's jobs may be; None, anywhere, for the daemon's own user."""
+        """Return the folders from which the caller may run jobs; None, any folder, for the daemon's own user."""
         return None if caller.method is AuthMethod.SOCKET else self.roots
 
 

@@ -39,7 +39,8 @@ class ServiceMetrics:
             buckets=_BUCKETS_S,
         )
         ProcessCollector(registry=self._registry)
-        # Own threads, so that commits do not wait behind file checks: one commits while the other writes a snapshot.
+        # Two threads of their own, so that commits do not wait for file checks: one commits while the other writes a
+        # snapshot.
         self._threads = ThreadPoolExecutor(2, "commit")
 
     def add_service(self, service: SchedulerService) -> None:

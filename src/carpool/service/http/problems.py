@@ -71,7 +71,7 @@ class ProblemDetails(BaseModel):
         }
     )
 
-    type: str = Field("about:blank", description="Always about:blank: the status tells the type of problem.")
+    type: str = Field("about:blank", description="Always about:blank: the status identifies the type of problem.")
     title: str = Field(description="The phrase of the status code.")
     status: int
     detail: str = Field(description="The error message, including the way out.")

@@ -113,7 +113,7 @@ class PolicyRequest(BaseModel):
 class PolicyState(PolicyRequest):
     """The active policy."""
 
-    fault: str = Field("", description="Why the previous policy was replaced by this fallback; empty: it was not.")
+    fault: str = Field("", description="Why this fallback replaced the previous policy; empty: it did not.")
 
 
 class CallerInfo(BaseModel):

@@ -32,7 +32,7 @@ class TimeoutProtocol(H11Protocol):
         uid = peer_uid(transport.get_extra_info("socket"))
         if uid is not None:
             self.app_state = {**self.app_state, PEER: uid}
-            self.limit_concurrency = None  # a full TCP port must not lock out the daemon's owner
+            self.limit_concurrency = None  # too many TCP connections must not lock out the daemon's owner
         self._headers_timeout.set(transport.close)
 
     def data_received(self, data: bytes) -> None:

@@ -89,7 +89,7 @@ class Streams:
             start = chunk.next
 
     def _render(self, batch: Iterable[Event]) -> bytes:
-        """Render events, each once for all listeners that see the same of it."""
+        """Render events, each once for all listeners that may see the same data."""
         if len(self._rendered) > _MAX_RENDERED:
             self._rendered.clear()
         texts = []
@@ -136,7 +136,7 @@ def as_sse(event: Event) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity by null, which JSON has."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not isfinite(value) else value

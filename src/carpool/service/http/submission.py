@@ -60,7 +60,7 @@ class PathPolicy:
 
 
 def _paths(table: Mapping[str, Any], folder: Path, where: str) -> Iterator[tuple[str, Path]]:
-    """Yield the paths that a job table names besides its folder."""
+    """Yield the paths that a job table names, except its folder."""
     source = _text(table.get("entry")).rpartition(":")[0]
     if source.endswith(".py"):
         yield "entry", folder / source

@@ -87,7 +87,7 @@ class EventFeed:
         return self._next - len(self._events)
 
     def end_replay(self) -> None:
-        """Declare all events so far replayed from the journal: they happened before this start."""
+        """Mark all events so far as replayed: they happened before this start."""
         self._first_live = self._next
 
     def add(self, at: float, kind: str, job: str = "", owner: str = "", **data: Any) -> None:

@@ -39,7 +39,7 @@ from carpool.service.queries.views import (
 )
 
 _MAX_CURVE_BYTES = 1 << 26  # of a file of measurements that are read, its last ones
-_WORD = re.compile(r"[\w.\-]+")  # any job name
+_WORD = re.compile(r"[\w.\-]+")  # also matches job names
 _EXIT_CODE = re.compile(r"ended with exit code (\d{1,3})\b")
 
 
@@ -96,7 +96,7 @@ def redact_names(reason: str, is_hidden: Callable[[JobId], bool]) -> str:
 
 
 def last_message_off_devices(account: JobAccount) -> str:
-    """What the executor reported about a job since it lost its devices, such as that it is parked; else empty."""
+    """The executor's last report on a job since it lost its devices, for example that it is parked; else empty."""
     lost_at = account.decisions[-1].at if account.decisions and account.held is None else None
     if lost_at is None or account.phase.is_over or not account.story or account.story[-1][0] < lost_at:
         return ""
@@ -165,7 +165,7 @@ def exit_code(phase: Phase, error: str) -> int | None:
     """Return the exit code of an ended job; that of a command is parsed from the error the executor reported."""
     if not phase.is_over:
         return None
-    if phase is Phase.CANCELLED and error:  # stopped by the rule of its sweep
+    if phase is Phase.CANCELLED and error:  # stopped by its sweep's halving rule
         return 0
     code = _EXIT_CODE.search(error)
     return int(code[1]) if code else 0 if phase is Phase.FINISHED else 1
@@ -299,11 +299,12 @@ def read_log(path: Path, start: int, most: int, *, is_over: bool) -> LogChunk:
             text = file.read(min(most, stop - start))
     except FileNotFoundError:
         size, start, stop, text = 0, 0, 0, b""
-    except OSError as error:  # the job has put something else in its place
+    except OSError as error:  # the job has replaced the file by something else
         whole = f"the log cannot be read: {error.strerror}\n".encode()
         size, start = len(whole), max(0, min(start, len(whole)))
         text, stop = whole[start:], len(whole)
-    is_cut = start + len(text) < stop or (stop == size and not is_over)  # at a hole the rest of a character is missing
+    # before a hole, the rest of a character is missing
+    is_cut = start + len(text) < stop or (stop == size and not is_over)
     if is_cut:
         text = _without_cut_character(text)
     end = start + len(text)

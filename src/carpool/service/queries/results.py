@@ -15,8 +15,11 @@ from carpool.core.model import JobId, Phase
 from carpool.service.queries.views import PointView, ResultRow, ResultsView
 from carpool.service.store.journal_file import has_journal, read_run_journal
 
-_SMALLER_IS_BETTER = re.compile(
-    r"loss|err|perplexity|ppl|mse|mae|rmse|nll|wer|cer|fid|bpc|bits|distance|regret|time|latency", re.IGNORECASE
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a metric's name: val_loss, test/WER, valLoss
+_LESS_IS_BETTER = re.compile(  # matches a whole word of it
+    r".*loss|.*error|losses|errors?|err|perplexity|ppl|mse|mae|rmse|rmsle|mape|smape|nll|wer|cer|eer|ece|brier|fid|bpc"
+    r"|bpb|bits|kl|divergence|distance|regret|costs?|penalty|time|seconds|duration|latency",
+    re.IGNORECASE,
 )
 _HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
 
@@ -39,8 +42,8 @@ def run_accounts(folder: RunFolder) -> list[JobAccount]:
 
 
 def default_mode(metric: str) -> str:
-    """``min`` for a metric whose name says that less is better, such as a loss or an error rate; else ``max``."""
-    return "min" if _SMALLER_IS_BETTER.search(metric) else "max"
+    """``min`` for a metric with a word in its name that says less is better, such as loss or error; else ``max``."""
+    return "min" if any(map(_LESS_IS_BETTER.fullmatch, _WORD.findall(metric))) else "max"
 
 
 def results_view(name: str, accounts: Sequence[JobAccount], at: float, metric: str = "", mode: str = "") -> ResultsView:

@@ -86,7 +86,7 @@ class PointView:
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One job of a sweep or run: its hyper-parameters and what it reached."""
+    """One job of a sweep or run: its hyper-parameters and results."""
 
     job: JobId
     params: Mapping[str, Param]
@@ -151,7 +151,7 @@ class ForeignProcessView:
     user: str  # its Unix user; empty: unknown
     program: str
     memory_bytes: int  # 0: unknown
-    keeps_free: bool  # whether the scheduler avoids the device because of it while no job is there
+    keeps_free: bool  # whether the scheduler avoids the device because of it while no job holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class NodeView:
 
     name: str
     is_lost: bool
-    is_drained: bool  # an operator took it out
+    is_drained: bool  # an operator took it out of service
     devices: int
     kinds: Mapping[str, int]  # number of devices by type
     held: float  # allocated devices: the sum of allocated fractions, at most 1 per device
@@ -268,7 +268,7 @@ class SummaryView:
     devices: int
     lost_devices: int
     held: float  # allocated devices: the sum of allocated fractions, at most 1 per device
-    policy_fault: str = ""  # why the previous policy was replaced by this fallback; empty: it was not
+    policy_fault: str = ""  # why this fallback replaced the previous policy; empty: it did not
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ class LogLine(NamedTuple):
 
 
 class CorruptRegion(NamedTuple):
-    """A part of a log that is no sound line."""
+    """A part of a log that is not a sound line."""
 
-    after: int  # number of the sound line before it; -1 where there is none
+    after: int  # number of the sound line before it; -1 if there is none
     text: bytes
 
 
@@ -83,7 +83,7 @@ def read_log(content: bytes) -> LogContents:
 
 
 def _split_lines(piece: bytes) -> list[bytes]:
-    """The lines in a piece where line ends were altered: each line's checksum is repeated in the next."""
+    """The lines in a piece whose line ends were damaged: found by each line's checksum, which the next line repeats."""
     parts = []
     while (found := next((each for each in _BEGIN.finditer(piece, 1) if each[1] == piece[:8]), None)) is not None:
         parts.append(piece[: found.start() - 1])
@@ -92,7 +92,7 @@ def _split_lines(piece: bytes) -> list[bytes]:
 
 
 def parse_line(piece: bytes) -> LogLine | None:
-    """Parse a line; None where its form or its checksum is wrong."""
+    """Parse a line; None if its form or its checksum is wrong."""
     found = _FORM.fullmatch(piece)
     if found is None or not piece.isascii():
         return None

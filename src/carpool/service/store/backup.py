@@ -48,7 +48,7 @@ def take_backup(
     version: str,
     checkpoints: bool = True,
 ) -> Manifest:
-    """Copy a state folder into one file, whole or not at all; a daemon may be running there.
+    """Copy a state folder into one file, whole or not at all; a daemon may be running in the folder.
 
     SQLite copies the database at one instant. The accept log may be some lines ahead of it or behind: opening the copy
     repairs each from the other.
@@ -150,7 +150,7 @@ def _source(path: Path) -> Iterator[Any]:
 
 
 class _HashingReader:
-    """Reads exactly so many bytes of a stream and hashes them, while the file may grow."""
+    """Reads a fixed number of bytes of a stream and hashes them, while the file may grow."""
 
     def __init__(self, source: Any, size: int) -> None:
         self._source, self._left = source, size

@@ -43,7 +43,7 @@ class Database:
         self._migrations = migrations
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            self._connection.text_factory = bytes  # text of a damaged page may be no text
+            self._connection.text_factory = bytes  # a damaged page may hold bytes that are not text
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
             for number, script in enumerate(migrations, start=1):

@@ -1,4 +1,4 @@
-"""Disk space of a store: recognizes a full disk, and holds a reserve for what must still be written then."""
+"""Disk space of a store: detects a full disk, and holds a reserve for writes that are still needed then."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _free_bytes(folder: Path) -> int:
 
 
 class DiskReserve:
-    """A file that holds space back: removed when the disk is full, so that accepted jobs can still end durably."""
+    """A file that reserves space: removed when the disk is full, so that the ends of accepted jobs can be stored."""
 
     def __init__(self, folder: Path, size: int = _RESERVE_BYTES) -> None:
         self._path = folder / RESERVE
         self._size = size
 
     def hold(self) -> bool:
-        """Allocate the reserve if it is not; False where there is no room for it."""
+        """Allocate the reserve if it is not allocated; False if there is no room for it."""
         with suppress(OSError):
             if self._path.stat().st_blocks * 512 >= self._size:
                 return True

@@ -22,7 +22,7 @@ _NAME = re.compile(rb'"JobSubmitted","spec":\{"id":"([A-Za-z0-9][\w.\-]*)"|"([A-
 
 
 class LostRecord(NamedTuple):
-    """A record that neither copy has, and the jobs submitted in it as far as they are known."""
+    """A record that neither copy has, and those jobs submitted in it that are known."""
 
     number: int
     jobs: tuple[JobId, ...]
@@ -59,17 +59,18 @@ class IntegrityReport(NamedTuple):
         if self.header_lost:
             found.append("The journal's header was lost; replaced by the settings of this start.")
         for number, jobs in self.lost:
-            names = ", ".join(repr(str(job)) for job in jobs) if jobs else "none that is known"
+            names = f"Jobs submitted in it: {', '.join(repr(str(job)) for job in jobs)}."
+            unknown = "Which jobs were submitted in it, if any, is unknown."
             found.append(
-                f"Record {number} is lost: damaged in the log and in the database. Jobs submitted in it: {names}."
+                f"Record {number} is lost: damaged in the log and in the database. {names if jobs else unknown}"
             )
         return tuple(found)
 
 
 def find_lost_records(lines: Mapping[int, LogLine], first: int, reading: LogContents) -> tuple[LostRecord, ...]:
-    """Records from `first` on that are in neither copy, with the jobs that the next line or the damaged one names.
+    """Records from `first` on that are in neither copy, with the jobs named by the next line or their damaged remains.
 
-    `lines` are the records of both copies together. A record after the last of these is known to be lost only if the
+    `lines` are the records of both copies together. A record after the last of these is reported as lost only if the
     log has a damaged line there.
     """
     last = max(lines)
@@ -96,7 +97,7 @@ def accepted_before(line: LogLine) -> tuple[JobId, ...]:
 
 
 def _remains(reading: LogContents, number: int) -> bytes:
-    """The damaged bytes of a line, found by their position behind the last sound line."""
+    """The damaged bytes of a line, found by their position after the last sound line."""
     before = max((sound for sound in reading.lines if sound < number), default=-1)
     texts = [remains.text for remains in reading.damaged if remains.after == before]
     place = number - before - 1
@@ -124,7 +125,7 @@ class StoreContents(NamedTuple):
 
 
 def read_store(path: Path, log: Path, *, sync: bool = True) -> StoreContents:
-    """Read the database and the log of a store; JournalError where a newer carpool wrote it."""
+    """Read the database and the log of a store; JournalError if a newer carpool wrote it."""
     reading = read_log(log.read_bytes() if log.is_file() else b"")
     database, rows, set_aside = _open_database(path, reading, sync)
     return StoreContents(database, rows, reading, set_aside)
@@ -143,7 +144,7 @@ def _open_database(path: Path, reading: LogContents, sync: bool) -> tuple[Databa
             raise
         database.close()
     except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError: SQLite quotes damaged bytes in an error
-        if is_disk_full(error, path.parent):  # that is no damage
+        if is_disk_full(error, path.parent):  # a full disk is not damage
             raise
     aside = _set_aside(path)
     database = Database(path, sync=sync)
@@ -152,7 +153,7 @@ def _open_database(path: Path, reading: LogContents, sync: bool) -> tuple[Databa
 
 
 def _is_readable(database: Database, reading: LogContents, rows: dict[int, LogLine]) -> bool:
-    """Read the sound lines into `rows`; whether the database is usable."""
+    """Read the sound lines into `rows`. Returns whether the database is usable."""
     _refuse_newer(database, reading)
     for line in database.lines():
         if line.is_sound:

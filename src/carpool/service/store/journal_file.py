@@ -55,7 +55,7 @@ _DRAFT = "import.part"
 
 
 def read_run_journal(folder: RunFolder) -> tuple[Header, list[Record]]:
-    """Header and records of a run, which may be going on; InputError where they cannot be read."""
+    """Header and records of a run, which may still be running; InputError if they cannot be read."""
     try:
         return read_records(folder.path) if has_store(folder.path) else read_journal_file(folder.legacy_journal)
     except (OSError, UnicodeDecodeError, JournalError) as error:
@@ -72,7 +72,7 @@ def has_journal(folder: RunFolder) -> bool:
 
 
 def is_unfinished(folder: RunFolder) -> bool:
-    """Whether a run was begun here that has jobs left to do."""
+    """Whether the folder holds a run with jobs that are not over."""
     if not folder.exists:
         return False
     if not has_journal(folder):
@@ -86,7 +86,7 @@ def is_unfinished(folder: RunFolder) -> bool:
 
 
 def import_legacy_journal(folder: RunFolder) -> None:
-    """Make a store of the journal file of carpool 0.1, where the run has that and no store."""
+    """Convert the journal file of carpool 0.1 into a store, if the run has one and no store."""
     if has_store(folder.path) or not folder.legacy_journal.is_file():
         return
     draft = folder.path / _DRAFT
@@ -95,7 +95,7 @@ def import_legacy_journal(folder: RunFolder) -> None:
     with closing(Store.open(draft, header)) as store:
         _import_records(store, folder, records)
     (draft / DATABASE).replace(folder.path / DATABASE)
-    (draft / LOG).replace(folder.path / LOG)  # last: it says that the store is complete
+    (draft / LOG).replace(folder.path / LOG)  # last: with it, the store counts as complete
     draft.rmdir()
 
 

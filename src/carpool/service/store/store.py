@@ -134,7 +134,7 @@ class Store:
         self._marks = dict(state.mark.executors)  # the newest of every executor
         self._changed: dict[str, ExecutorMark] = {}  # those that the next record has to name
         self._stored_epoch, self._stored_marks = state.mark.epoch, dict(state.mark.executors)  # up to the newest record
-        self._until_whole = 0  # records that may still leave out unchanged marks
+        self._until_whole = 0  # further records that may leave out unchanged marks
         self._head = head
         self._files = files
         self._sync = sync
@@ -145,7 +145,7 @@ class Store:
         self._reports: list[StoredReport] = []
         self._details: dict[JobId, Mapping[str, Any]] = {}
         self._commit_lock = Lock()  # one commit at a time, from any thread
-        self._failed: BaseException | None = None  # why nothing more can be made durable
+        self._failed: BaseException | None = None  # why nothing can be made durable any longer
         self._due: tuple[StoredSnapshot, str, int] | None = None  # a snapshot for the next commit, records to retain
 
     @classmethod
@@ -153,7 +153,7 @@ class Store:
         """Open the store in a folder; `header` is for a new one, or for one that lost its own.
 
         On a full disk SQLite may not open its file: then the log is read, and the file is repaired at the next start.
-        JournalError where a newer version of carpool wrote it.
+        JournalError if a newer version of carpool wrote it.
         """
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -181,7 +181,7 @@ class Store:
         findings = _findings(found, lines, head.first, header_lost=header_lost)
         log = _repaired(found, folder / LOG, lines, sync=sync)
         newest = max(lines)
-        last = max(newest, head.first - 1)  # all records may have been dropped behind a snapshot
+        last = max(newest, head.first - 1)  # a snapshot may have replaced all records
         snapshot = _newest_snapshot(database, head, last)
         mark = _newest_mark(lines, CommitMark() if snapshot is None else snapshot.mark)
         state = _State(findings, snapshot, last + 1, _submitted(lines[newest]), mark)
@@ -189,7 +189,7 @@ class Store:
 
     @property
     def mark(self) -> CommitMark:
-        """The mark that all records up to the next one imply."""
+        """The newest mark; the next record stores what changed in it."""
         return CommitMark(self._epoch, self._marks)
 
     @mark.setter
@@ -202,7 +202,7 @@ class Store:
             self.set_mark(name, each)
 
     def set_mark(self, executor: str, mark: ExecutorMark) -> None:
-        """Let the next record name an executor's last report."""
+        """Set an executor's last report, for the next record to store."""
         if self._marks.get(executor) != mark:
             self._marks[executor] = self._changed[executor] = mark
 
@@ -213,7 +213,7 @@ class Store:
         self._reports.append(StoredReport(at, report))
 
     def flush_reports(self, at: float) -> None:
-        """Add an empty record where reports or a mark wait for one, so that the next commit holds them."""
+        """If reports or a mark are not stored yet, add an empty record to carry them."""
         if self._reports or self._changed or self._epoch != self._stored_epoch:
             self.record(Record(at, ()))
 
@@ -246,13 +246,14 @@ class Store:
         return CommitMark(self._epoch, changed, is_whole=False)
 
     def commit(self) -> None:
-        """Make all added records durable, in both copies or in none; `record` may go on meanwhile.
+        """Make all added records durable, in both copies or in none; `record` may be called meanwhile.
 
         They are written to the accept log (`fdatasync`), then to SQLite (`synchronous = FULL`); without `sync`, as in
         `carpool run`, commits are not flushed to the disk.
-        StoreFull where the disk has no room: nothing is lost, and the next call tries again. After any other failure
-        the store cannot be used and has to be opened again. A snapshot that cannot be written is
-        dropped: it only speeds up the next start.
+
+        StoreFull if the disk has no room: nothing is lost, and the next call tries again. After any other failure the
+        store cannot be used and has to be opened again. A snapshot that cannot be written is dropped: it only speeds up
+        the next start.
         """
         with self._commit_lock:
             if self._failed is not None:
@@ -310,7 +311,7 @@ class Store:
         self._write_snapshot(kept, snapshot_text(kept))
 
     def store_snapshot_later(self, kept: StoredSnapshot, text: str, retained: int) -> None:
-        """Store a snapshot with the next commit, and then drop all but so many records."""
+        """Store a snapshot with the next commit, and then drop all but this many records."""
         self._due = (kept, text, retained)
 
     def _write_snapshot(self, kept: StoredSnapshot, text: str) -> None:
@@ -318,7 +319,7 @@ class Store:
         self.snapshot = kept
 
     def retain(self, records: int) -> None:
-        """Drop the oldest records once a quarter more than so many are stored."""
+        """Drop the oldest records once a quarter more than this many are stored."""
         if self.snapshot is not None and self.snapshot.number + 1 - self._head.first > records * 1.25:
             self.forget_before(self.snapshot.number + 1 - records)
 
@@ -347,7 +348,7 @@ class Store:
 
     def close(self) -> None:
         if self._failed is None:
-            with suppress(StoreFull):  # what it holds was never confirmed
+            with suppress(StoreFull):  # its content was never confirmed
                 self.commit()
         if self._files is not None:
             self._files.log.close()
@@ -358,7 +359,7 @@ class JournalHead(NamedTuple):
     """Line 0 of a journal: its header, its first record, and the snapshot that stands for dropped ones."""
 
     header: Header
-    first: int = 1  # the oldest record that should be there
+    first: int = 1  # the oldest record that should exist
     snapshot: StoredSnapshot | None = None  # stored here too when records were dropped
     begun_at: float = 0.0  # Unix time of instant 0
 
@@ -418,7 +419,7 @@ def parse_entry(line: LogLine) -> StoredRecord:
 
 
 def _newest_mark(lines: Mapping[int, LogLine], before: CommitMark) -> CommitMark:
-    """The mark after the last line, collected back to one that names all executors; `before` where there is none."""
+    """The mark after the last line, collected backwards up to one that names all executors; else up to `before`."""
     epoch, named = None, dict[str, ExecutorMark]()
     for number in sorted(lines, reverse=True):
         mark = parse_entry(lines[number]).mark if number else before
@@ -430,7 +431,7 @@ def _newest_mark(lines: Mapping[int, LogLine], before: CommitMark) -> CommitMark
 
 
 def _oldest(database: Database, lines: Mapping[int, LogLine]) -> int:
-    """The oldest record that should be there, where the head is lost: records are dropped only behind a snapshot."""
+    """The oldest record that should exist, if the head is lost: only records before a snapshot are dropped."""
     return min(lines, default=1) if any(database.snapshots()) else 1
 
 
@@ -454,7 +455,7 @@ def _repaired(found: StoreContents, path: Path, lines: Mapping[int, LogLine], *,
     missing = [line for line in ordered if found.rows.get(line.number) != line]
     if missing:
         database.add(missing)
-    database.retain(lines.keys())  # a row that is not sound must not be read as one later
+    database.retain(lines.keys())  # an unsound row must not be taken for a sound one later
     is_whole = reading.is_ended and not reading.damaged and reading.lines == lines
     if is_whole:
         return AcceptLog.extend(path, ordered[-1].crc, sync=sync)
@@ -462,7 +463,7 @@ def _repaired(found: StoreContents, path: Path, lines: Mapping[int, LogLine], *,
 
 
 def snapshot_text(kept: StoredSnapshot) -> str:
-    """A snapshot as it is stored; slow with many jobs."""
+    """The stored text of a snapshot; slow with many jobs."""
     return _text(_snapshot_to_json(kept))
 
 
@@ -479,7 +480,7 @@ def _snapshot_from_json(value: dict[str, Any]) -> StoredSnapshot:
 
 
 def _newest_snapshot(database: Database, head: JournalHead, last: int) -> StoredSnapshot | None:
-    """The newest snapshot that is sound and not ahead of the records; the head's where the database has none."""
+    """The newest snapshot that is sound and not ahead of the records; the head's if the database has none."""
     for number, crc, body in database.snapshots():
         if number <= last and crc32(body.encode("ascii")) == crc:
             with suppress(*UNUSABLE):  # else an older one

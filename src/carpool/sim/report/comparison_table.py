@@ -38,7 +38,7 @@ MEASURES: tuple[Measure, ...] = (
 
 
 def number(run: RunRecord, key: str) -> float | None:
-    """A number of a run's summary; None where it is missing or not finite, or means nothing because no job finished."""
+    """A number of a run's summary; None if it is missing, not finite, or meaningless because no job finished."""
     value = run.summary.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
@@ -46,7 +46,7 @@ def number(run: RunRecord, key: str) -> float | None:
 
 
 def measured(run: RunRecord, measure: Measure) -> float | None:
-    """A run's value of a measure; None when it rests on finished jobs and there are none."""
+    """A run's value of a measure; None if it is computed from finished jobs and there are none."""
     if measure.over_finished and measure.kind != "count" and not number(run, "finished"):
         return None
     return number(run, measure.key)
@@ -65,7 +65,7 @@ def column(runs: Sequence[RunRecord], measure: Measure) -> tuple[str, list[str]]
 
 
 def winners(runs: Sequence[RunRecord], measure: Measure) -> list[bool]:
-    """Which runs are best in a column, as far as the digits shown can tell.
+    """Which runs are best in a column, by the digits shown.
 
     Only runs that finished the most jobs compete, because means over fewer jobs are not comparable. No run wins where
     all look equal.

@@ -61,7 +61,7 @@ def _thinning(runs: Sequence[RunRecord], drawn: Sequence[RunPlotData]) -> str:
         for words in thinned(run, drawing)
     ]
     if not items:
-        return "<p>Nothing was thinned: every job, every change and every holding is drawn.</p>"
+        return "<p>Every job, every change and every allocation is drawn.</p>"
     return f"<p>Thinned for drawing; the table is always computed from all jobs:</p><ul>{''.join(items)}</ul>"
 
 

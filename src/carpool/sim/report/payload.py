@@ -81,7 +81,7 @@ def script_json(value: object) -> str:
 
 
 def finite(value: object) -> object:
-    """The value, or None where it is not a number that JSON knows."""
+    """The value, or None if JSON cannot represent it."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -117,11 +117,11 @@ class JobIndex:
         self.devices: array[int] = array("i")
 
     def tick(self, at_s: float) -> int:
-        """A point in time in ticks after the origin; -1 where it never was."""
+        """A point in time in ticks after the origin; -1: never."""
         return round((at_s - self.origin_s) / self.tick_s) if at_s == at_s else -1
 
     def number(self, run: RunRecord, job: int) -> int:
-        """The number of a run's job, which it gets on first sight."""
+        """The number of a run's job, assigned when it is first asked for."""
         recording = run.recording
         job_id = recording.job_ids[job]
         found = self.place.get(job_id)
@@ -202,7 +202,7 @@ def _class(group: SizeClass) -> Json:
 
 
 def thinned(run: RunRecord, drawing: RunPlotData) -> list[str]:
-    """What the page leaves out of a run, in words; empty when it shows everything."""
+    """What the page leaves out of a run, as sentences; empty if it shows everything."""
     words: list[str] = []
     recording, holdings = run.recording, drawing.holdings
     if holdings.num_dissolved:

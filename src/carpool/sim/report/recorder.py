@@ -53,7 +53,7 @@ class RunRecorder:
         self.recording.sample(at, len(self._numbers) - len(self._holding), self._busy)
 
     def close(self, at: float) -> Recording:
-        """End the run at `at`: what is still held counts up to then."""
+        """End the run at `at`: allocations that still hold count up to then."""
         for job in list(self._holding):
             self._hold(at, job, None)
         return self.recording

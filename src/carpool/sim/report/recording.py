@@ -41,7 +41,7 @@ class StepFunction:
     at_s: array[float] = field(default_factory=_doubles)
     value: array[float] = field(default_factory=_doubles)
     peak: array[float] = field(default_factory=_doubles)
-    num_merged: int = 0  # changes that no longer have a point of their own
+    num_merged: int = 0  # changes that were merged into other points
     width_s: float = 0.0  # changes closer than this may have been merged
 
     def __len__(self) -> int:
@@ -248,7 +248,7 @@ class Recording:
     holdings: Holdings = field(init=False)
     queue: StepFunction = field(default_factory=StepFunction)  # jobs waiting
     busy: StepFunction = field(default_factory=StepFunction)  # devices held
-    marks: list[tuple[float, str]] = field(default_factory=list)  # what else happened, such as a lost node
+    marks: list[tuple[float, str]] = field(default_factory=list)  # other events, such as the loss of a node
     num_marks_dropped: int = 0
 
     def __post_init__(self) -> None:

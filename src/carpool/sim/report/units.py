@@ -20,7 +20,7 @@ FROM = ((2 * DAY.seconds, DAY), (1.5 * HOUR.seconds, HOUR), (2 * MINUTE.seconds,
 
 
 def unit_for(values_s: Iterable[float]) -> TimeUnit:
-    """The largest unit in which the smallest positive value still reads well, so that a column can share it."""
+    """The largest unit in which the smallest positive value is still readable, so that a column can share it."""
     positive = [value for value in values_s if value > 0 and math.isfinite(value)]
     if not positive:
         return SECOND
@@ -29,7 +29,7 @@ def unit_for(values_s: Iterable[float]) -> TimeUnit:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, thousands apart, no exponent: 0.0123, 1.23, 12.3, 123, 12,345."""
+    """Three significant digits, a thousands separator, no exponent: 0.0123, 1.23, 12.3, 123, 12,345."""
     if value == 0:
         return "0"
     magnitude = math.floor(math.log10(abs(value)))

@@ -14,7 +14,7 @@ class ArrivalProcess(Protocol):
 
     @property
     def is_scalable(self) -> bool:
-        """Whether stretching its instants by a factor gives the same process at another rate."""
+        """Whether multiplying its instants by a factor gives the same process at another rate."""
 
     def draw(self, count: int, rate_per_s: float, rng: Random) -> list[float]:
         """`count` instants in ascending order, the first at 0."""

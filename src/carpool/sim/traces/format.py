@@ -56,22 +56,23 @@ Columns = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """One public way to write a trace down.
+    """One public trace format.
 
-    `row` reads one row with care: it raises `BadRow` for a fault and `UnusableRow` for what the format itself rules
-    out. `block`, where there is one, reads many rows fast and raises `IrregularBlock` or `BadRow` for anything odd:
-    then `row` has its turn.
+    `row` reads one row and checks everything: it raises `BadRow` for an invalid row and `UnusableRow` for one that the
+    format itself marks unusable. `block`, if given, reads many rows fast; if it raises `IrregularBlock` or `BadRow`,
+    these rows are read again one by one with `row`.
     """
 
     name: str
-    columns: tuple[str, ...]  # that a file must have, its id first; all of them, in order, where there is no header
+    # that every file must have, the id first; a file without a header has exactly these, in this order
+    columns: tuple[str, ...]
     row: Callable[[Cells], TraceRow]
     optional: tuple[str, ...] = ()  # columns that are read when present
     ignored: tuple[str, ...] = ()  # columns of the public files that a scheduler has no use for
     block: Callable[[Columns, int], RowBlock] | None = None
     delimiter: str = ","
     has_own_ids: bool = True  # else the row's index is the job's id
-    headerless: Callable[[Sequence[str]], bool] | None = None  # tells whether a first row is data of this format
+    headerless: Callable[[Sequence[str]], bool] | None = None  # whether a first row is data of this format
     regroup: Callable[[Iterable[TraceRow]], list[TraceRow]] | None = None  # joins the rows of one job
     work_unit: WorkUnit = WorkUnit.SECONDS
     from_earliest: bool = False  # times are dates or have an offset: count from the earliest kept row
@@ -98,7 +99,7 @@ def numbers(texts: Sequence[str]) -> list[float]:
         values = list(map(float, texts))
     except ValueError as error:
         raise IrregularBlock from error
-    # A sum is finite only if each value is (one that overflows merely costs a second, careful reading).
+    # A sum is finite only if each value is; if the sum overflows, the rows are merely read again one by one.
     if not (min(values) >= 0 and math.isfinite(sum(values))):
         raise IrregularBlock
     return values

@@ -34,8 +34,8 @@ Mix = Sequence[tuple[Thing, float]]  # things with their relative frequency
 class TraceGenerator:
     """A recipe for a trace; the same recipe gives the same trace.
 
-    How fast jobs arrive is said in one of three ways: `rate_per_s`; `span_s` from the first to the last submission; or
-    `load`, the offered load Σ gpus · work / (devices · span), so that 1.0 is what `devices` devices can just serve.
+    The arrival rate is given in one of three ways: `rate_per_s`; `span_s` from the first to the last submission; or
+    `load`, the offered load Σ gpus · work / (devices · span), so that `devices` devices can just serve a load of 1.0.
     Each aspect has a random stream of its own: another model mix leaves arrivals, sizes and lengths as they are.
     """
 
@@ -59,7 +59,7 @@ class TraceGenerator:
         said = {"rate_per_s": self.rate_per_s, "span_s": self.span_s, "load": self.load}
         given = {name: value for name, value in said.items() if value is not None}
         if len(given) > 1:
-            raise InputError(f"{' and '.join(given)} both say how fast jobs arrive", way_out="Give one of them.")
+            raise InputError(f"{' and '.join(given)} both set the arrival rate", way_out="Give one of them.")
         for name, value in given.items():
             _above_zero(name, value)
         for gpus, _ in self.sizes:
@@ -160,7 +160,7 @@ def parse_weights(text: str) -> list[tuple[float, float]]:
             return [(float(weight), 1.0) for weight in range(int(low), int(high) + 1)]
         return [(float(weight), share) for weight, share in parse_mix(text)]
     except ValueError:
-        raise InputError(f"{text!r} is no list of weights", way_out="Write 1-5, or 1:0.9,5:0.1.") from None
+        raise InputError(f"{text!r} is not a list of weights", way_out="Write 1-5, or 1:0.9,5:0.1.") from None
 
 
 def parse_arrivals(text: str) -> ArrivalProcess:

@@ -57,7 +57,7 @@ def _join_tasks(rows: Iterable[TraceRow]) -> list[TraceRow]:
 
 
 def _is_task(first: Sequence[str]) -> bool:
-    """Whether this is a row of the task table, whose header is a separate file."""
+    """Whether this is a row of the task table, whose header is in a separate file."""
     return len(first) == len(PAI_TASKS.columns) and first[3] in _STATES
 
 
@@ -149,9 +149,9 @@ GAVEL = TraceFormat(
 
 
 def _helios_row(row: Cells) -> TraceRow:
-    """Read one row; more than half of the log are CPU jobs, which no GPU scheduler sees.
+    """Read one row; more than half of the log are CPU jobs, which a GPU scheduler never receives.
 
-    Jobs that failed or were cancelled held their GPUs all the same, so every final state is kept.
+    Jobs that failed or were cancelled held GPUs, too, so every final state is kept.
     """
     gpus = row.whole("gpu_num")
     if gpus == 0:
@@ -170,7 +170,7 @@ HELIOS = TraceFormat(
 )
 
 
-# The column `cluster` is Philly's virtual cluster, the tenant whose queue a job stood in: it becomes the job's user.
+# The column `cluster` is Philly's virtual cluster, the tenant in whose queue a job waited: it becomes the job's user.
 
 
 def _dated_row(row: Cells) -> TraceRow:
@@ -200,7 +200,7 @@ def _timed_block(columns: Columns, start: int) -> RowBlock:
 
 
 def _philly_block(columns: Columns, submits: Sequence[float], ids: Sequence[str]) -> RowBlock:
-    """Read clean rows of both headers; a row without GPU needs the row-by-row reader."""
+    """Read clean rows of both headers; a row without GPUs needs the row-by-row reader."""
     gpus = shared(columns["num_gpus"], "num_gpus", cells.count)
     works = numbers(columns["duration"])
     users = names(columns["cluster"]) if "cluster" in columns else repeat("")

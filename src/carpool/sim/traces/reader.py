@@ -33,7 +33,7 @@ from carpool.sim.traces.row_collector import Collector
 from carpool.sim.traces.trace import Trace, gc_paused
 
 _GZIP_MAGIC = b"\x1f\x8b"
-FIRST_LINE_CHARS = 65_536  # a longer first line is no header of ours
+FIRST_LINE_CHARS = 65_536  # a longer first line is not a header
 
 
 @contextmanager
@@ -139,8 +139,8 @@ def read_trace(
 ) -> Trace:
     """Read a trace file, plain or gzip; its format is recognised from its first line unless it is named.
 
-    A bad row is an `InputError` with file, row, column and value; with `skip_invalid` it is dropped, counted and
-    listed instead. `max_jobs` keeps the first ones. Whether jobs fit a cluster is another question (`check_capacity`).
+    A bad row is an `InputError` with file, row, column and value; with `skip_invalid` it is dropped, counted and listed
+    instead. `max_jobs` keeps the first ones. `check_capacity` checks whether the jobs fit a cluster.
     """
     path = Path(path)
     try:

@@ -37,7 +37,7 @@ class Collector:
         self._places = {name: place for name, place in places.items() if name in form.columns + form.optional}
         self._width = width
         self._skip_invalid = skip_invalid
-        self._escaped = escaped  # the text may hold lone surrogates: look at each row
+        self._escaped = escaped  # the text may hold lone surrogates: check each row
         self._cells = Cells(self._places)
         self._index = 0  # rows taken so far
         self._seen: set[Hashable] = set()
@@ -63,7 +63,7 @@ class Collector:
             line += height
 
     def _block(self, rows: Sequence[list[str]]) -> RowBlock | None:
-        """The rows as clean columns, or None if one needs a closer look."""
+        """The rows as clean columns, or None if one of them needs the row-by-row reader."""
         form = self._form
         if form.block is None or self._escaped:
             return None

@@ -51,7 +51,8 @@ class Trace:
     work_unit: WorkUnit = WorkUnit.SECONDS
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
     dropped_rows: Sequence[DroppedRow] = ()  # the first LISTED_DROPS of them
-    notes: Mapping[str, int] = field(default_factory=dict)  # what was kept, but changed or worth knowing -> times
+    # remarks on rows that were kept, such as a rounded number of GPUs -> how often
+    notes: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.arrivals)
@@ -161,7 +162,7 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if gc.get_freeze_count() == 0:  # else someone froze objects on purpose, and they shall stay so
+            if gc.get_freeze_count() == 0:  # else the caller froze objects on purpose, and they must stay frozen
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

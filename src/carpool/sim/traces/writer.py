@@ -36,7 +36,7 @@ class WriteSummary:
 
 
 def write_trace(trace: Trace, path: str | Path) -> WriteSummary:
-    """Write a trace as canonical CSV (gzip when the name ends in .gz); a failure leaves no file and no half of one.
+    """Write a trace as canonical CSV (gzip when the name ends in .gz); a failure leaves no partial file.
 
     Optional columns are written when some job needs them. Numbers are written so that reading gives the same ones.
     """
@@ -107,7 +107,7 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     """A text file that replaces `path` only once fully written."""
     path = path.resolve()  # a link stays a link
     if path.exists() and not path.is_file():
-        raise InputError("this is not a file that can be replaced", where=str(path), way_out="Name a file.")
+        raise InputError("is not a regular file, so it cannot be replaced", where=str(path), way_out="Name a file.")
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with _open_draft(draft, packed=path.suffix == ".gz") as file:

@@ -24,7 +24,7 @@ class Pace(NamedTuple):
 
 
 class TrainingSignals(NamedTuple):
-    """What a training reports besides its rate."""
+    """What a training reports in addition to its rate."""
 
     loss: float | None = None
     noise: float | None = None  # gradient noise scale, in samples
@@ -47,7 +47,7 @@ class World(ABC):
     report_every_s: float = 0.0  # how often running jobs report; 0: only when something changes
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
-        """Jobs and devices with what this world knows of them filled in; InputError for unknown ones."""
+        """Jobs and devices with the fields filled in that this world knows; InputError for unknown ones."""
         for _, spec in arrivals:
             self.work(spec)
         return arrivals, cluster
@@ -83,7 +83,7 @@ class World(ABC):
 
     @abstractmethod
     def estimator(self) -> Estimator:
-        """What a scheduler may know of this world."""
+        """The estimator with what a scheduler may know about this world."""
 
     def weighted_jct_bound_s(self, arrivals: Sequence[Arrival], cluster: Cluster) -> float | None:
         """A lower bound on Σ w·jct / Σ w of these jobs on these devices; None: unknown."""
@@ -145,4 +145,4 @@ class Oracle(Estimator, Generic[W_co]):
         return Estimate(job.remaining_at(at))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """The truth does not change."""
+        """Ignored: the truth does not change."""

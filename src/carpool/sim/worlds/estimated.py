@@ -21,7 +21,7 @@ FREE = Costs(0.0, 0.0, 0.0)
 class EstimatorWorld(World):
     """The estimator's means are the true rates, in its own units; `luck` makes single jobs faster or slower.
 
-    What a job does after its last unit of work is one more unit, at a rate that makes it last `end_s`.
+    The time between a job's last unit of work and its end is modelled as one more unit that lasts `end_s`.
     """
 
     belief: Estimator

@@ -36,7 +36,7 @@ class LossModel:
     speeds: tuple[float, ...] = (1.0,)  # on 1, 2, … devices
 
     def curve(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The loss without noise after so many steps."""
+        """The loss without noise after `steps` steps."""
         return np.asarray(1.0 / (self.b0 * (steps + self.behind) + self.b1) + self.floor)
 
 

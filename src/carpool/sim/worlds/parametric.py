@@ -209,7 +209,7 @@ class ParametricEstimator(Estimator):
 
     def __init__(self, world: ParametricWorld) -> None:
         self._world = world
-        self._noise: dict[JobId, float] = {}  # newest report of jobs whose batch may be tuned
+        self._noise: dict[JobId, float] = {}  # newest report of each job whose batch may be tuned
         self._errors: dict[tuple[object, ...], float] = {}
         self._uses: dict[tuple[str, int, int, Kind], Use] = {}
 

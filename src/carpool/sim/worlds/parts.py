@@ -36,7 +36,7 @@ _FAST_S = 0.004
 _NEGLIGIBLE_S = 1e-6  # jobs this short count as taking no time in a bound, which is then a little lower
 SWITCHES = ("fast", "pipelined", "cold")
 _SLOWDOWNS = ((1.0, 1.0), (1.2, 2.5), (1.8, 4.0), (2.5, 6.3))
-_NUM_INSENSITIVE, _INSENSITIVE = 2, 0.35  # so many models suffer only that portion of a slower kind's slowness
+_NUM_INSENSITIVE, _INSENSITIVE = 2, 0.35  # this many models suffer only this portion of a slower kind's slowdown
 
 
 class PartsStep(NamedTuple):
@@ -125,7 +125,7 @@ class PartsWorld(SteadyWorld):
         return lower_bound(demand) / sum([spec.weight for _, spec in arrivals])
 
     def switch_s(self, spec: JobSpec) -> float:
-        """Seconds until a job's first part begins on a device that ran something else."""
+        """Seconds until a job's first part begins on a device that ran another job."""
         if self.switch == "fast":
             return _FAST_S
         cold_s, pipelined_s = _SWITCH_S.get(spec.model, (5.0, 0.006))

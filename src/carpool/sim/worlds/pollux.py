@@ -29,7 +29,7 @@ Counts = tuple[int, ...]  # devices on each node
 _WHOLE = "Take the folder as it was published, with all its files."
 _VALIDATION = re.compile(r"validation-(\d+)\.csv")
 _COLUMNS = ("progress", "iteration", "grad_sqr", "grad_var")
-_MOST_NOISE = 1e12  # samples; where the mean gradient vanishes the scale is infinite, which no journal can hold
+_MOST_NOISE = 1e12  # samples; the scale is infinite where the mean gradient vanishes, which a journal cannot store
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +368,7 @@ class PolluxEstimator(Estimator):
 
 
 def _usable(counts: Counts, most: int) -> Counts:
-    """At most so many of the devices, from the fullest nodes first."""
+    """At most `most` of the devices, from the fullest nodes first."""
     if sum(counts) <= most:
         return counts
     kept: list[int] = []

@@ -110,4 +110,4 @@ class ProfileEstimator(Estimator):
         return Estimate(job.remaining_at(at))
 
     def learn(self, at: float, job: Job, report: ProgressReported) -> None:
-        """Nothing to learn."""
+        """Ignored: profiles do not change."""

@@ -15,7 +15,7 @@ from carpool.predictors.links.estimator import LinkEstimator
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import Oracle, SteadyWorld, TrainingSignals
 
-_WIDER = 4  # times the devices asked for is what a job may use
+_WIDER = 4  # a job may use up to this many times the devices it requests
 _SAMPLES = 32  # on each device asked for
 _REPORT_S = 30.0
 _STATE = 3.0  # bytes of state for each of the gradients: parameters and two moments

@@ -17,7 +17,7 @@ from carpool.sim.worlds.traits import ChangeCosts, KindTraits, ModelTraits, Valu
 
 _T = TypeVar("_T")
 _IN_BYTES = frozenset({"memory", "memory_per_sample"})
-DEFAULT = "default"  # the model table that all others, and models not listed, start from
+DEFAULT = "default"  # the model table with the defaults of all others and of models that are not listed
 
 
 @dataclass(frozen=True, slots=True)
