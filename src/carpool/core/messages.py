@@ -41,10 +41,10 @@ class JobCancelled(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobPaused(Fact):
-    """A job was paused; it releases its devices. Paused by the rule of its sweep, it also leaves its place in it."""
+    """A job was paused; it releases its devices. Not paused by its user, it also leaves its place in its sweep."""
 
     job: JobId
-    reason: str = ""  # of the sweep's rule; empty: the user's
+    reason: str = ""  # of the sweep's rule, or of the daemon's; empty: the user's
     rank: ClassVar[int] = _FREES
 
 

@@ -261,8 +261,8 @@ class SchedulerService:
         words = self._model.scheduler.why(found, self._model.names, verbose=verbose)
         words = present.redact_names(words, self._hidden_jobs(principal))
         reported = present.last_message_off_devices(account)
-        added = [reported, account.warning if account.warning != reported else ""]
-        return "; ".join(filter(None, (words, *added))) + fallback
+        added = [each for each in dict.fromkeys([reported, account.warning]) if each and each not in words]
+        return "; ".join([words, *added]) + fallback
 
     async def measurements(self, principal: Principal, job: str, *, most: int = _MAX_POINTS) -> list[MeasurementView]:
         """Return a job's loss, rate and metrics over time; the file is read in a thread, because it may be long."""
