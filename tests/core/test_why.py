@@ -83,6 +83,7 @@ def test_an_assumed_length_is_not_told_as_an_end(monkeypatch: pytest.MonkeyPatch
     scheduler = queue(spec("first", 40.0), spec("next"))
     monkeypatch.setattr(type(scheduler.snapshot().estimates), "knows_length", lambda self, job: False)
     assert "waits behind first (time left unknown)" in why(scheduler, "next")
+    assert "holds n0:0; time left unknown" in why(scheduler, "first")
 
 
 def test_a_job_that_needs_more_than_is_free_names_the_number() -> None:

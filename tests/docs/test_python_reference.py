@@ -26,9 +26,9 @@ def section(name: str) -> str:
 
 
 def public(kind: type) -> set[str]:
-    return {
-        name for name, value in vars(kind).items() if not name.startswith("_") and not inspect.isdatadescriptor(value)
-    }
+    """The names of the methods of a class, without former names."""
+    methods = {value.__name__ for value in vars(kind).values() if inspect.isfunction(value)}
+    return {name for name in methods if not name.startswith("_")}
 
 
 def test_every_public_name_is_in_the_table() -> None:

@@ -277,7 +277,7 @@ class Explainer:
 
     def _time_left(self, job: Job) -> str:
         left_s = self._left_s(job)
-        return "" if left_s is None else f"finishes in about {seconds(left_s)}"
+        return "time left unknown" if left_s is None else f"finishes in about {seconds(left_s)}"
 
     def _left_s(self, job: Job) -> float | None:
         """Seconds to the end of a running job; None: unknown."""

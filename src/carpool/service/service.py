@@ -247,7 +247,9 @@ class SchedulerService:
 
     def story(self, principal: Principal, job: str) -> list[StoryEventView]:
         account = self._account(principal, job)
-        return present.job_story(account, self._model.calendar, self._model.names, self._redactor(principal))
+        program = self._model.programs.get(account.spec.id, Program())
+        redact = self._redactor(principal)
+        return present.job_story(account, self._model.calendar, self._model.names, redact, program.time_limit_s)
 
     def why(self, principal: Principal, job: str, *, verbose: bool = False) -> str:
         """Say why a job waits or holds its devices, and what would change it; `verbose` adds the policy's figures."""
