@@ -206,6 +206,10 @@ def test_a_program_alone_gets_all_cores_and_threads_that_soon_sleep(
 def test_a_program_can_be_swept_and_each_line_names_its_job(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["run", "--devices", "cpu:1", "--name", "p", "--sweep", "lr=0.1,0.01"]
     assert run([*sweep, "--", "sh", "-c", "echo {lr}; printf end"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert sorted(lines) == ["p-1 | 0.1", "p-1 | end", "p-2 | 0.01", "p-2 | end"]
+    printed = capsys.readouterr()
+    assert sorted(printed.out.splitlines()) == ["p-1 | 0.1", "p-1 | end", "p-2 | 0.01", "p-2 | end"]
+    assert [line.split()[-1] for line in printed.err.splitlines() if "lr=" in line] == ["lr=0.1", "lr=0.01"]
+    assert run([*sweep, "--json", "--", "sh", "-c", "echo {lr}"]) == 0
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert [job["params"] for job in jobs] == [{"lr": 0.1}, {"lr": 0.01}]
     assert run([*sweep, "--", "sh", "-c", "echo"]) == 2, "{lr} is not used"

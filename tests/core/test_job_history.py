@@ -145,3 +145,5 @@ def test_errors_give_value_limit_and_way_out(error: Exception, words: str) -> No
 def test_a_request_names_weight_limits_and_retries() -> None:
     spec = JobSpec(A, 2, weight=24.0, priority=1, min_devices=1, max_devices=4, ram_bytes=3 << 30, retries=5)
     assert describe_request(spec) == "2 devices (1 to 4), weight 3, priority high, 3 GiB RAM per device, 5 retries"
+    limited = describe_request(JobSpec(A, after=(JobId("b"), JobId("c"))), 3600.0)
+    assert limited == "1 device, at most 3600 s of running (time_limit), after b, c"

@@ -29,6 +29,12 @@ def test_a_text_can_be_printed_and_encoded(text: str) -> None:
     assert decode_fields(Said, {"text": read}).text == read, "a replayed journal has the same text"
 
 
+def test_a_long_text_is_cut_and_says_so() -> None:
+    text = decode_fields(Said, {"text": "x" * (3 * MAX_TEXT)}).text
+    assert len(text) <= MAX_TEXT
+    assert text.endswith(f"(cut: {3 * MAX_TEXT} characters)")
+
+
 def test_ordinary_texts_stay_as_they_are() -> None:
     text = "line\n\tnaïve café\u00a0… 学"
     assert decode_fields(Said, {"text": text}).text == text

@@ -79,6 +79,13 @@ def test_an_unknown_end_is_not_invented() -> None:
     assert "waits behind endless (time left unknown)" in told
 
 
+def test_an_assumed_length_is_not_told_as_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = queue(spec("first", 40.0), spec("next"))
+    monkeypatch.setattr(type(scheduler.snapshot().estimates), "knows_length", lambda self, job: False)
+    assert "waits behind first (time left unknown)" in why(scheduler, "next")
+    assert "holds n0:0; time left unknown" in why(scheduler, "first")
+
+
 def test_a_job_that_needs_more_than_is_free_names_the_number() -> None:
     scheduler = queue(spec("a", 40.0, devices=3), spec("wide", devices=4), cluster=FOUR)
     assert "1 of the 4 devices it needs is free: with fewer it could start now" in why(scheduler, "wide")
@@ -159,6 +166,14 @@ def test_a_paused_job_says_how_to_resume_it() -> None:
     scheduler = queue(spec("a"))
     scheduler.handle(1.0, [JobPaused(JobId("a"))])
     assert "carpool resume a" in why(scheduler, "a")
+
+
+def test_a_job_that_its_user_did_not_pause_says_why_it_is_paused() -> None:
+    scheduler = queue(spec("a"))
+    scheduler.handle(1.0, [JobPaused(JobId("a"), "was paused: the executor died")])
+    words = why(scheduler, "a")
+    assert "the executor died" in words
+    assert "carpool resume a" in words
 
 
 @pytest.mark.parametrize("policy", [Carpool(), Elastic()])

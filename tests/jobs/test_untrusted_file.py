@@ -1,11 +1,12 @@
 """Files that a job can replace, read as untrusted."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from carpool.jobs.untrusted_file import last_line, next_data
+from carpool.jobs.untrusted_file import last_line, next_data, open_untrusted
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,18 @@ from carpool.jobs.untrusted_file import last_line, next_data
 def test_the_last_line_of_a_log(tmp_path: Path, content: bytes, line: str) -> None:
     (tmp_path / "log").write_bytes(content)
     assert last_line(tmp_path / "log") == line
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(__file__)],
+    ids=["pipe", "folder", "device", "link"],
+)
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_CREAT])
+def test_only_regular_files_are_opened(tmp_path: Path, make: Callable[[Path], object], flags: int) -> None:
+    make(tmp_path / "file")
+    with pytest.raises(OSError, match=r"regular file|Too many levels|Is a directory"):
+        open_untrusted(tmp_path / "file", flags)
 
 
 def test_no_last_line_of_what_is_not_a_regular_file(tmp_path: Path) -> None:

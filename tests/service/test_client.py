@@ -17,6 +17,7 @@ import carpool
 from carpool.core.errors import InputError
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.service.client import RequestDenied, Unreachable, submission_body
+from carpool.service.transport import listen_tcp
 from tests.support.http_rig import Served, serve_http
 
 
@@ -169,3 +170,11 @@ def test_events_go_on_where_a_line_broke(served: Served, ada: carpool.Client) ->
     numbers = [event["number"] for event in heard]
     assert numbers == sorted(set(numbers))
     assert [event["job"] for event in heard if event["kind"] == "submitted"] == ["a", "b"]
+
+
+def test_a_daemon_that_does_not_answer_in_time_is_not_called_absent() -> None:
+    with listen_tcp("127.0.0.1", 0) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with carpool.Client(url, timeout_s=0.01) as client, pytest.raises(Unreachable, match="may still do") as raised:
+            client.cancel("a")
+    assert "serve" not in str(raised.value)

@@ -217,6 +217,10 @@ def test_a_job_that_can_never_fit_is_rejected(tmp_path: Path) -> None:
             with pytest.raises(InputError, match="9 devices"):
                 await service.submit(ADA, [listed("a", devices=9)])
             assert service.jobs(ADA).total == 0
+            await service.submit(ADA, [listed("b")])
+            with pytest.raises(InputError, match="9 devices"):
+                await service.set_limits(ADA, "b", 9, 9)
+            assert service.job(ADA, "b").max_devices == 1
 
     asyncio.run(scenario())
 

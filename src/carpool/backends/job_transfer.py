@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +14,13 @@ from carpool.core.errors import InputError
 from carpool.core.model import JobId
 from carpool.jobs.code_archive import MAX_BYTES, CodeArchive, absolute_paths, pack
 from carpool.jobs.program import Program
+from carpool.jobs.untrusted_file import open_new_untrusted, open_untrusted, read_untrusted
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.remote.remote_link import FileChanged, RemoteFiles, Status
 
 _LOG = "log"
 _LOG_END = ".log.fetched"  # bytes of the member's log that were fetched, for the next daemon
+_MAX_DIGITS = 20
 _CHECKPOINTS = "checkpoints"
 _STATE = re.compile(rf"{_CHECKPOINTS}/(step|mirror)-(\d+)\.ckpt")
 _REST_SHARE = 9.0  # pause before the next mirror, in multiples of the time that one took: gradients need the links, too
@@ -121,12 +124,13 @@ class JobTransfer:
         if start == size:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
+        with os.fdopen(open_untrusted(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
             async for chunk in self._files.read(job, _LOG, start):
                 file.write(chunk)
                 start += len(chunk)
                 self._log_ends[job] = start
-        end_file.write_text(str(start), encoding="ascii")
+        with os.fdopen(open_new_untrusted(end_file), "w", encoding="ascii") as file:
+            file.write(str(start))
 
     def _unwanted_mirrors(self, job: JobId, there: Iterable[str]) -> set[str]:
         """Copies of mirrors that need not be fetched: those older than a checkpoint, or all soon after the last one."""
@@ -138,7 +142,7 @@ class JobTransfer:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft, began = path.with_name(f".{path.name}.part"), self._clock()
         try:
-            with draft.open("wb") as file:
+            with os.fdopen(open_new_untrusted(draft), "wb") as file:
                 async for chunk in self._files.read(job, name, status=status):
                     file.write(chunk)
         except FileChanged:
@@ -168,7 +172,7 @@ class JobTransfer:
 
 def _read_number(path: Path) -> int:
     try:
-        return int(path.read_text(encoding="ascii"))
+        return int(read_untrusted(path, _MAX_DIGITS))
     except (OSError, ValueError):
         return 0
 
@@ -176,7 +180,8 @@ def _read_number(path: Path) -> int:
 def _resumable(folder: Path) -> list[Path]:
     """The files that a job needs to resume."""
     records = [folder / "cuts.jsonl", folder / "splits.jsonl"]
-    return [*filter(Path.is_file, records), *sorted((folder / _CHECKPOINTS).glob("[bms]*.ckpt"))]
+    found = [*records, *sorted((folder / _CHECKPOINTS).glob("[bms]*.ckpt"))]
+    return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
 def _drop_older(folder: Path, there: Mapping[str, object]) -> None:

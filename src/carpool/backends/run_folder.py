@@ -24,7 +24,7 @@ from carpool.core.typed_fields import decode_fields
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
-from carpool.jobs.untrusted_file import append_untrusted, read_untrusted
+from carpool.jobs.untrusted_file import append_untrusted, open_new_untrusted, read_untrusted
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.executor.reports import Outcome
 
@@ -176,7 +176,8 @@ class RunFolder:
     def _replace(self, path: Path, value: Any) -> None:
         """Write a file whole or not at all."""
         draft = path.with_name(f".{path.name}.part")
-        draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        with os.fdopen(open_new_untrusted(draft), "w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=1) + "\n")
         draft.replace(path)
 
 

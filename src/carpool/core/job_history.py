@@ -40,10 +40,11 @@ _LEAVE = (NodeLost, JobCrashed, JobPaused, JobFinished, JobFailed, JobCancelled)
 
 
 class HistoryLabels(NamedTuple):
-    """Names of work units and devices in a history."""
+    """Names of work units and devices in a history, and what its job's specification does not have."""
 
     work: str = "units of work"
     devices: Mapping[int, str] = MappingProxyType({})  # by number; unless all have a name, numbers are shown
+    time_limit_s: float = 0.0  # 0: none
 
     @property
     def unit(self) -> str:
@@ -81,7 +82,7 @@ def job_history(
 
 def _of_fact(fact: Fact, job: JobId, words: HistoryLabels) -> str:
     if isinstance(fact, JobSubmitted):
-        return _of_submission(fact.spec, words.work) if fact.spec.id == job else ""
+        return _of_submission(fact.spec, words) if fact.spec.id == job else ""
     if getattr(fact, "job", None) != job:
         return ""
     match fact:
@@ -115,13 +116,13 @@ def _of_loss(cluster: Cluster, fact: NodeLost, held: Allocation) -> str:
     return f"lost its devices: node {node.name} was lost" if set(node.devices) & set(held.devices()) else ""
 
 
-def _of_submission(spec: JobSpec, counted: str) -> str:
-    work = "of unknown length" if spec.work is None else f"of {spec.work:.6g} {counted}"
+def _of_submission(spec: JobSpec, words: HistoryLabels) -> str:
+    work = "of unknown length" if spec.work is None else f"of {spec.work:.6g} {words.work}"
     model = f" ({spec.model})" if spec.model else ""
-    return f"was submitted: {describe_request(spec)}, {work}{model}"
+    return f"was submitted: {describe_request(spec, words.time_limit_s)}, {work}{model}"
 
 
-def describe_request(spec: JobSpec) -> str:
+def describe_request(spec: JobSpec, time_limit_s: float = 0.0) -> str:
     """What a job asks for: devices and their limits, and all that differs from the defaults."""
     limits = f" ({spec.narrowest} to {spec.widest})" if spec.narrowest < spec.widest else ""
     weight = spec.weight / weight_with_priority(1.0, spec.priority)
@@ -129,6 +130,8 @@ def describe_request(spec: JobSpec) -> str:
     asked += [f"weight {weight:g}"] if weight != 1.0 else []
     asked += [f"priority {priority_name(spec.priority)}"] if spec.priority else []
     asked += [f"to finish within {spec.deadline_s:.6g} s"] if spec.deadline_s else []
+    asked += [f"at most {time_limit_s:.6g} s of running (time_limit)"] if time_limit_s else []
+    asked += [f"after {', '.join(spec.after)}"] if spec.after else []
     asked += [f"{spec.cpus} cores per device"] if spec.cpus else []
     sizes = (spec.memory_bytes, "device memory"), (spec.ram_bytes, "RAM per device"), (spec.disk_bytes, "disk")
     asked += [f"{format_bytes(size)} {what}" for size, what in sizes if size]

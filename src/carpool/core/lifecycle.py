@@ -9,6 +9,8 @@ from carpool.core.errors import InvalidTransition
 from carpool.core.messages import LimitsChanged, ResumabilityChanged, WeightChanged
 from carpool.core.model import Allocation, Job, JobSpec, Kind, Past, Phase
 
+PAUSED = "was paused"  # by its user
+
 
 class Transition(StrEnum):
     """What can happen to a job; the words complete the sentence "the job cannot …"."""

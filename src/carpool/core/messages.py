@@ -41,10 +41,13 @@ class JobCancelled(Fact):
 
 @dataclass(frozen=True, slots=True)
 class JobPaused(Fact):
-    """A job was paused and releases its devices. If its sweep's rule paused it, it leaves its place in the sweep."""
+    """A job was paused and releases its devices.
+
+    If its user did not pause it, it also leaves its place in its sweep.
+    """
 
     job: JobId
-    reason: str = ""  # of the sweep's rule; empty: the user's
+    reason: str = ""  # of the sweep's rule, or of the daemon's; empty: the user's
     rank: ClassVar[int] = _FREES
 
 

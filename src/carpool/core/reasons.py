@@ -8,7 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from carpool.core.constraints.priorities import expected_s, is_urgent, priority_name
-from carpool.core.lifecycle import assigned_widths
+from carpool.core.lifecycle import PAUSED, assigned_widths
 from carpool.core.model import DeviceId, Job, JobId, NodeId, Phase
 from carpool.core.policy import Snapshot
 from carpool.core.units import format_bytes
@@ -227,9 +227,9 @@ class Explainer:
         return f"{job.id} ({job.phase}{paused})"
 
     def _pause(self, job: Job) -> str:
-        if job.spec.halving is not None and job.past is not None:
-            return job.past.words  # its sweep's reason
         since = seconds(self._view.at - job.since)
+        if job.past is not None and job.past.words != PAUSED:  # not by its user
+            return job.past.words if job.spec.halving is not None else f"{job.past.words}: carpool resume {job.id}"
         return f"has been paused for {since}; carpool resume {job.id} puts it back into the queue"
 
     def _interruption(self, job: Job) -> str:
@@ -277,7 +277,7 @@ class Explainer:
 
     def _time_left(self, job: Job) -> str:
         left_s = self._left_s(job)
-        return "" if left_s is None else f"finishes in about {seconds(left_s)}"
+        return "time left unknown" if left_s is None else f"finishes in about {seconds(left_s)}"
 
     def _left_s(self, job: Job) -> float | None:
         """Seconds to the end of a running job; None: unknown."""

@@ -51,6 +51,12 @@ def append_untrusted(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def open_new_untrusted(path: Path) -> int:
+    """A descriptor of a new file, which takes the place of whatever file, link or pipe is there."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644)
+
+
 def last_line(path: Path, most: int = 200) -> str:
     """The last line of a log, at most `most` printable characters of it; rulers count only where there is no text.
 

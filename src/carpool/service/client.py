@@ -120,6 +120,7 @@ class Client:
         return self._object("POST", f"{_job_path(job)}/pause")
 
     def resume(self, job: str) -> Json:
+        """Put a paused job back into the queue."""
         return self._object("POST", f"{_job_path(job)}/resume")
 
     def apply_to_array(self, array: str, action: str) -> list[str]:
@@ -128,9 +129,11 @@ class Client:
         return names
 
     def reweigh(self, job: str, weight: float) -> Json:
+        """Change a job's weight."""
         return self._object("PUT", f"{_job_path(job)}/weight", body={"weight": weight})
 
     def limit(self, job: str, min_devices: int, max_devices: int) -> Json:
+        """Change how many devices a job may use."""
         body = {"min_devices": min_devices, "max_devices": max_devices}
         return self._object("PUT", f"{_job_path(job)}/limits", body=body)
 
@@ -143,6 +146,7 @@ class Client:
         return self._object("GET", "/v1/policy")
 
     def change_policy(self, policy: str) -> str:
+        """Schedule with another policy from now on, given by name and parameters."""
         return str(self._object("PUT", "/v1/policy", body={"policy": policy})["policy"])
 
     def jobs(self, **filters: Any) -> Json:
@@ -157,9 +161,11 @@ class Client:
             offset += len(page)
 
     def job(self, job: str) -> Json:
+        """One job: phase, devices, progress, request and error."""
         return self._object("GET", _job_path(job))
 
     def story(self, job: str) -> list[Json]:
+        """What happened to a job, oldest first."""
         return self._list("GET", f"{_job_path(job)}/story")
 
     def why(self, job: str, *, verbose: bool = False) -> str:
@@ -167,6 +173,7 @@ class Client:
         return str(self._object("GET", f"{_job_path(job)}/why", **({"verbose": "true"} if verbose else {}))["why"])
 
     def sweeps(self) -> list[Json]:
+        """The sweeps that the caller may see."""
         return self._list("GET", "/v1/sweeps")
 
     def results(self, sweep: str, metric: str = "", mode: str = "") -> Json:
@@ -202,6 +209,7 @@ class Client:
         return self._object("GET", "/v1/summary")
 
     def devices(self) -> list[Json]:
+        """The devices, with the jobs on them."""
         return self._list("GET", "/v1/devices")
 
     def drain(self, node: str) -> list[Json]:
@@ -209,9 +217,11 @@ class Client:
         return self._list("POST", f"/v1/nodes/{quote(node, safe='')}/drain")
 
     def undrain(self, node: str) -> list[Json]:
+        """Schedule jobs on a drained node again."""
         return self._list("POST", f"/v1/nodes/{quote(node, safe='')}/undrain")
 
     def nodes(self) -> list[Json]:
+        """The machines, their devices, and which are drained or lost."""
         return self._list("GET", "/v1/nodes")
 
     def decisions(self, **filters: Any) -> list[Json]:
@@ -320,6 +330,11 @@ class Client:
             raise Unreachable(
                 f"the certificate of {self.server} is not trusted: {error.verify_message}",
                 way_out="Set 'ca' (CARPOOL_CA=FILE) to the certificate, or to that of its issuer.",
+            ) from error
+        if isinstance(error, TimeoutError):
+            raise Unreachable(
+                f"{self.server} has not answered within {self._timeout_s:g} s; it may still do what was asked",
+                way_out="See carpool ps; the daemon's disk may be full, or the machine busy.",
             ) from error
         raise Unreachable(
             f"no daemon answers at {self.server}: {cause(error)}", way_out="Start one with: carpool serve"

@@ -247,7 +247,9 @@ class SchedulerService:
 
     def story(self, principal: Principal, job: str) -> list[StoryEventView]:
         account = self._account(principal, job)
-        return present.job_story(account, self._model.calendar, self._model.names, self._redactor(principal))
+        program = self._model.programs.get(account.spec.id, Program())
+        redact = self._redactor(principal)
+        return present.job_story(account, self._model.calendar, self._model.names, redact, program.time_limit_s)
 
     def why(self, principal: Principal, job: str, *, verbose: bool = False) -> str:
         """Say why a job waits or holds its devices, and what would change it; `verbose` adds the policy's figures."""
@@ -261,8 +263,8 @@ class SchedulerService:
         words = self._model.scheduler.why(found, self._model.names, verbose=verbose)
         words = present.redact_names(words, self._hidden_jobs(principal))
         reported = present.last_message_off_devices(account)
-        added = [reported, account.warning if account.warning != reported else ""]
-        return "; ".join(filter(None, (words, *added))) + fallback
+        added = [each for each in dict.fromkeys([reported, account.warning]) if each and each not in words]
+        return "; ".join([words, *added]) + fallback
 
     async def measurements(self, principal: Principal, job: str, *, most: int = _MAX_POINTS) -> list[MeasurementView]:
         """Return a job's loss, rate and metrics over time; the file is read in a thread, because it may be long."""

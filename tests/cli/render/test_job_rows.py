@@ -2,7 +2,7 @@
 
 import pytest
 
-from carpool.cli.render.job_rows import job_row, short
+from carpool.cli.render.job_rows import age_column, job_row, short
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,8 @@ def test_an_unknown_time_left_of_a_running_job_is_a_question_mark(
 ) -> None:
     job = {"id": "a", "user": "", "phase": phase, "holds": [], "steps": 3.0, "total_steps": None, "loss": None}
     assert job_row({**job, "steps_per_s": 1.0, "ends_in": ends_in})[-1] == shown
+
+
+def test_the_age_of_a_job_is_the_time_since_its_submission() -> None:
+    jobs = [{"submitted_at": at} for at in (3600.0, 9990.0, 10_001.0)]
+    assert age_column(jobs, 10_000.0) == ["107 min", "10 s", "0 s"]

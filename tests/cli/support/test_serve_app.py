@@ -1,6 +1,7 @@
 """Dashboard behind the daemon's authentication, and the addresses that are printed."""
 
 import asyncio
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'serve' is not installed")
 
-from carpool.cli.support.serve_app import describe_addresses
+from carpool.cli.support.serve_app import describe_addresses, open_listeners
+from carpool.core.errors import InputError
 from carpool.dashboard.routes import mount
 from carpool.service.config import read_settings
 from carpool.service.http.deps import principal_of
@@ -57,3 +59,17 @@ def test_addresses_warn_about_unencrypted_traffic(tmp_path: Path) -> None:
     assert describe_addresses(settings, None).startswith(f"unix:{settings.socket} only: port {settings['port']}")
     with listen_tcp("127.0.0.1", 0) as tcp:
         assert "not encrypted" in describe_addresses(settings, tcp)
+
+
+def test_a_daemon_does_without_the_default_port_but_not_without_one_that_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(host: str, port: int) -> socket.socket:
+        raise InputError(f"cannot listen on {host}:{port}")
+
+    monkeypatch.setattr("carpool.cli.support.serve_app.listen_tcp", refuse)
+    home = {"HOME": str(tmp_path), "CARPOOL_STATE": str(tmp_path)}
+    with open_listeners(read_settings(home)) as listeners:
+        assert listeners.tcp is None
+    with pytest.raises(InputError, match="8999"), open_listeners(read_settings({**home, "CARPOOL_PORT": "8999"})):
+        pass

@@ -1,15 +1,18 @@
 """The verb demo: simulated, and the real one on a pretended machine."""
 
+from __future__ import annotations
+
 import io
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from carpool.backends.executors import ExecutorPort
 from carpool.cli.main import run
+from carpool.cli.support import demo_by_hand
 from carpool.cli.support.demo_by_hand import HandRun, run_at_once, run_in_turn
 from carpool.cli.support.demo_runs import JOBS, demo_jobs, show_live_demo
 from carpool.core.errors import CarpoolError
@@ -98,3 +101,24 @@ def test_jobs_may_use_what_their_shards_allow(devices: int, shards: int, widest:
             assert program.shards == shards
             assert (spec.narrowest, spec.widest) == (widest if rigid else 1, widest)
     assert [spec.after for spec, _ in demo_jobs(devices, rigid=True)] == [(), ("mlp",), ("cnn",), ("resnet",)]
+
+
+def test_of_two_attempts_the_faster_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {1: {"a": 3.0, "b": 2.0}, 2: {"a": 1.0, "b": 5.0}}  # by number of threads
+
+    class Attempt:
+        def __init__(self, loops: demo_by_hand._Loops) -> None:
+            self.loops = loops
+
+        def __enter__(self) -> Attempt:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def start(self) -> None: ...
+
+        def results(self) -> Iterator[tuple[str, float]]:
+            yield from took[self.loops.threads].items()
+
+    monkeypatch.setattr(demo_by_hand, "_Process", Attempt)
+    assert demo_by_hand.run_in_turn(["a", "b"], ["cpu"], 2, None).ends_s == {"a": 1.0, "b": 3.0}

@@ -109,6 +109,7 @@ def test_json_has_the_promised_keys_and_nothing_else_is_on_stdout(
     assert machine.options == ("slice", 2, "group", 3 << 30)
     assert machine.environment == {}
     printed = capsys.readouterr()
+    assert "not the memory of a step" in printed.err
     document = json.loads(printed.out)
     assert list(document) == TOP
     assert (document["schema"], document["policy"], document["backend"]) == (1, "fifo", "local")

@@ -1,6 +1,7 @@
 """``carpool simulate``: results, JSON, report, journal and bad input."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,14 @@ def test_output_of_a_policy_stays_out_of_the_json(
     path.write_text(PRINTING_POLICY, encoding="utf-8")
     assert simulate(trace, "--json", "--policy", f"{path}:Faulty", *also) == 1
     json.loads(capfd.readouterr().out)
+
+
+def test_progress_is_written_without_a_terminal(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_lines, "__defaults__", (time.monotonic, 0.0))
+    assert simulate(trace, "--policy", "fifo", "--json") == 0
+    assert "jobs submitted: fifo" in capsys.readouterr().err
 
 
 def test_progress_without_a_terminal_is_a_line_every_few_seconds() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -76,6 +77,31 @@ def test_a_command_that_cannot_be_started_fails_and_leaves_nothing_open(
     (failure,) = [fact.error for fact in facts if isinstance(fact, JobFailed)]
     assert error in failure
     assert left_open == 0
+
+
+def test_a_command_that_fails_on_a_full_disk_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[str] = []
+
+    async def run() -> None:
+        ended = asyncio.Event()
+
+        def on_facts(new: Sequence[Fact]) -> None:
+            failed.extend(fact.error for fact in new if isinstance(fact, JobFailed))
+            if failed:
+                ended.set()
+
+        folder = JobFolder(tmp_path, "a")
+        folder.make(resume=False)
+        program = Program(command=("sh", "-c", "exit 1"))
+        command = CommandProcess(JobId("a"), program, folder, {0: CORE}, CoreAllocator([0]), 1.0, Listener(on_facts))
+        command.order(0.0, Target(1, (WorkerSlot(0),)))
+        await ended.wait()
+        command.close()
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 20, 1 << 20, 0))
+    asyncio.run(run())
+    assert failed[0].startswith("the command ended with exit code 1")
+    assert f"the disk of {tmp_path / 'jobs' / 'a'} is full" in failed[0]
 
 
 def printed(folder: Path, program: Program, device: LocalDevice) -> str:

@@ -133,7 +133,7 @@ def test_a_failed_pass_leaves_nothing_collected() -> None:
     def fail(gradient: Tensor) -> None:
         raise ValueError("no memory")
 
-    hook = first.register_hook(fail)  # type: ignore[no-untyped-call]  # the gradients of all later layers are collected before
+    hook = first.register_hook(fail)  # type: ignore[no-untyped-call]
     with pytest.raises(ValueError, match="no memory"):
         contributed(trained, seen)
     hook.remove()

@@ -28,6 +28,7 @@ from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.executor import Executor
 from carpool.runtime.executor.reports import Facts, Report, Sized, Told
 from carpool.runtime.executor.training_workers import ExecutorDependencies
+from carpool.runtime.memory.oom_kills import OomKills
 from carpool.runtime.process.launch import Launched
 from carpool.runtime.process.protocol import (
     AdmissionRequested,
@@ -143,6 +144,24 @@ def test_a_worker_that_halts_while_it_waits_for_a_turn_is_skipped(tmp_path: Path
     executor.workers.on_message(b0, Contributed(epoch, 0, 0.01, 4))
     executor.workers.on_message(b0, TurnRequested(1))
     assert pool.granted() == [b0, b0]
+
+
+def test_a_worker_that_the_kernel_killed_for_memory_says_so(tmp_path: Path) -> None:
+    class Kills(OomKills):
+        def claim(self) -> str:
+            return "out of memory: the limit is 2 GiB"
+
+    pool, reports = FakePool(), list[Report]()
+    outside = replace(pool.dependencies(), make_oom_kills=Kills)
+    executor = Executor(DEVICES, tmp_path, ExecutorOptions(), reports.append, outside)
+    executor.add_job(JobId("a"), Program(entry="jobs.py:tiny"), resume=False)
+    executor.apply_orders([Assign(JobId("a"), Allocation.of(0), 1)])
+    (key,) = pool.launched
+    executor.workers.on_message(key, READY)
+    executor.workers.on_exit(key, "killed by SIGKILL")
+    told = [report.words for report in reports if isinstance(report, Told)]
+    assert [words for words in told if "died (killed by SIGKILL, out of memory: the limit is 2 GiB)" in words]
+    close_files(executor)
 
 
 def test_the_next_turn_is_granted_during_the_last_step_and_an_exit_ends_a_turn(tmp_path: Path) -> None:

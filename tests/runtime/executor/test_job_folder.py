@@ -20,7 +20,7 @@ from carpool.jobs.program import Program
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.executor import Executor
 from carpool.runtime.executor.job_folder import JobFolder
-from carpool.runtime.executor.reports import Facts, Report, Told
+from carpool.runtime.executor.reports import Facts, Outcome, Report, Told
 from carpool.runtime.job_state.actions import BatchSplit
 from carpool.service.queries.present import TimeBase, read_curve, read_log
 from tests.runtime.executor.test_executor import DEVICES, READY, FakePool, close_files
@@ -71,6 +71,17 @@ def test_whatever_a_file_is_replaced_by_the_executor_and_the_neighbour_go_on(
     assert read_log(folder / "log", 0, 1000, is_over=False).next >= 0
     assert not read_curve(folder / "metrics.jsonl", TimeBase(0.0), 100)
     close_files(executor)
+
+
+@pytest.mark.parametrize("name", [name for name in REPLACEMENTS if name != "folder"])
+def test_an_outcome_is_written_whatever_takes_the_place_of_its_draft(tmp_path: Path, name: str) -> None:
+    run = RunFolder(tmp_path)
+    run.job(BAD).mkdir(parents=True)
+    REPLACEMENTS[name](run.job(BAD) / ".outcome.json.part")
+    run.write_outcome(Outcome(BAD, steps=7, epochs=1, loss=None))
+    outcome = run.outcome(BAD)
+    assert outcome is not None
+    assert outcome.steps == 7
 
 
 def test_junk_lines_are_skipped_and_named_once(tmp_path: Path) -> None:

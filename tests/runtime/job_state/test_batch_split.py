@@ -169,7 +169,10 @@ def test_threads_are_the_cores_of_a_device_or_on_a_gpu_those_requested() -> None
 def test_a_leak_is_not_reported_as_a_batch_that_is_too_large() -> None:
     leak = WorkerFailed("memory", "out of memory", 1342, samples=1, growth="Memory grew from 1 MiB to 9 MiB: a leak.")
     shortage = MemoryShortage(leak, DEVICES[0], 64)
-    assert "Memory grew" in why_not_split(shortage, JobOptions(), None)
+    words = why_not_split(shortage, JobOptions(), None)
+    assert words.startswith("ran out of memory at step 1343. Memory grew")
+    assert "out of memory." in words
+    assert "needs more memory" not in words
     capped = replace(leak, growth="", limit="the memory cap allows (3 GiB, of which b keeps 2.2 GiB)")
     assert "of which b keeps" in MemoryShortage(capped, DEVICES[0], 64).description
     fits = MemoryShortage(replace(leak, growth=""), shortage.device, 64)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 import torch
 
 from carpool.runtime.memory import memory_usage
-from carpool.runtime.memory.memory_usage import MemoryGrowth, current_memory
+from carpool.runtime.memory.memory_usage import MemoryGrowth, current_memory, process_limit
 
 CPU, MIB = torch.device("cpu"), 2**20
 
@@ -31,6 +33,14 @@ def test_growth_over_good_steps_is_a_leak(
     found = growth.description()
     assert bool(found) == grew
     assert not grew or all(fact in found for fact in ("100 MiB", "3000 MiB", f"after {steps}", "detach"))
+
+
+def test_a_limit_of_the_process_is_named_for_a_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 << 30, resource.RLIM_INFINITY))
+    assert "3 GiB of address space" in process_limit(CPU)
+    assert process_limit(torch.device("cuda")) == ""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
+    assert process_limit(CPU) == ""
 
 
 def test_memory_in_use_is_measured() -> None:

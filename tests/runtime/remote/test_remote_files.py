@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,22 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert ask(service, do="list", job="j")[0]["files"] == []
     ask(service, do="drop", job="j")
     assert ask(service, do="jobs") == ({"jobs": []}, b"")
+
+
+def test_what_a_job_puts_in_place_of_its_files_is_not_read(tmp_path: Path) -> None:
+    service, folder = FileService(tmp_path), JobFolder(tmp_path, "j").path
+    (folder / "checkpoints").mkdir(parents=True)
+    (tmp_path / "secret").write_text("s3cret")
+    os.mkfifo(folder / "log")
+    (folder / "cuts.jsonl").symlink_to(tmp_path / "secret")
+    (folder / "splits.jsonl").symlink_to("nowhere")
+    name = "checkpoints/step-000000001.ckpt"
+    os.mkfifo(folder / "checkpoints" / ".step-000000001.ckpt.part")
+    ask(service, b"ab", do="write", job="j", path=name, start=0, size=2)
+    assert [found[0] for found in ask(service, do="list", job="j")[0]["files"]] == [name]
+    for path in ("log", "cuts.jsonl"):
+        answer, content = ask(service, do="read", job="j", path=path, start=0)
+        assert ("error" in answer, content) == (True, b"")
 
 
 def test_code_is_stored_under_its_digest_only(tmp_path: Path) -> None:

@@ -342,6 +342,48 @@ def test_a_job_that_kills_its_executor_twice_is_quarantined_and_its_neighbour_fi
     asyncio.run(play())
 
 
+async def kill_executor_beside(daemon: DaemonInstance, state: Path, job: str) -> None:
+    """Kill the executor, after some progress of a job; returns when there is another one."""
+    before, life = steps(daemon, job), daemon.store.mark.of(LOCAL).life
+    await until(daemon, lambda: steps(daemon, job) > before)
+    os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
+    (state / "executor" / "job").unlink()  # it handled none, as far as the daemon can tell
+    await until(daemon, lambda: daemon.store.mark.of(LOCAL).life != life)
+
+
+def test_an_executor_that_dies_only_while_one_job_runs_dies_twice(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 1, steps=100_000)).jobs
+    state = tmp_path / "state"
+
+    async def play() -> None:
+        async with opened(state) as daemon:
+            await daemon.loop.submit(jobs)
+            for _ in range(2):
+                await kill_executor_beside(daemon, state, "job-0")
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            assert "only this job ran" in daemon.observers.accounting.accounts[JobId("job-0")].error
+
+    asyncio.run(play())
+
+
+def test_jobs_beside_which_executors_die_again_and_again_are_paused(tmp_path: Path) -> None:
+    jobs = read_jobs(write_jobs(tmp_path, 2, steps=100_000)).jobs
+    state = tmp_path / "state"
+
+    async def play() -> None:
+        async with opened(state) as daemon:
+            await daemon.loop.submit(jobs)
+            for _ in range(3):
+                await kill_executor_beside(daemon, state, "job-0")
+            held = daemon.scheduler.jobs
+            await until(daemon, lambda: all(each.phase is Phase.PAUSED for each in held.values()))
+            assert "one at a time" in daemon.scheduler.why(held[JobId("job-1")])
+            await daemon.loop.apply(JobResumed(JobId("job-1")))
+            await until(daemon, lambda: held[JobId("job-1")].phase is Phase.RUNNING)
+
+    asyncio.run(play())
+
+
 def _held_back(lines: Iterable[LogLine], may_end: threading.Event) -> Iterator[LogLine]:
     """Lines that are written within a transaction which ends only when it may."""
     yield from lines

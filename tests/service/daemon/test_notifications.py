@@ -84,6 +84,17 @@ def test_a_command_gets_the_ending_on_stdin_and_in_its_environment(tmp_path: Pat
     assert out.read_text(encoding="utf-8") == '{"job": "a"}\na failed\n'
 
 
+def test_a_command_gets_no_secret_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"AWS_SECRET_ACCESS_KEY": "k3y", "CARPOOL_TOKEN": "t0ken", "SMTP_USER": "ada"}.items():
+        monkeypatch.setenv(name, value)
+    out = tmp_path / "out"
+    asyncio.run(deliver(Notification(["sh", "-c", f"env > {out}"], "", {}, "{}", ("SMTP_*",))))
+    seen = out.read_text(encoding="utf-8")
+    assert "SMTP_USER=ada" in seen
+    assert "k3y" not in seen
+    assert "t0ken" not in seen
+
+
 def test_a_command_that_fails_says_why() -> None:
     with pytest.raises(DeliveryFailed, match="3: no mail here"):
         asyncio.run(deliver(Notification(["sh", "-c", "echo no mail here >&2; exit 3"], "", {}, "{}")))

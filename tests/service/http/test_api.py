@@ -321,6 +321,7 @@ def test_sign_in_and_out_with_a_token(tmp_path: Path) -> None:
         nobody, ours = rig["nobody"], {"Origin": BASE}
         token = rig["ada"].headers["Authorization"].removeprefix("Bearer ")
         form = await nobody.get("/sign-in?next=/jobs%22%3E")
+        assert '<link rel="stylesheet" href="/dashboard/dashboard.css">' in form.text
         assert 'value="/jobs&quot;&gt;"' in form.text
         wrong = await nobody.post("/sign-in", data={"token": "wrong"}, headers=ours)
         assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)

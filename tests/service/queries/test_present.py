@@ -11,7 +11,7 @@ from carpool.backends.online_estimator import OnlineEstimator
 from carpool.cli.render.live_table import progress
 from carpool.core.model import Allocation, Job, JobId, JobSpec, Phase
 from carpool.core.topology import Cluster
-from carpool.service.queries.present import TimeBase, job_view, read_log, seconds_left
+from carpool.service.queries.present import TimeBase, job_story, job_view, read_log, seconds_left
 from carpool.service.queries.results import results_view
 
 
@@ -60,6 +60,15 @@ def test_a_job_of_unknown_length_has_no_seconds_left() -> None:
     found = seconds_left(job, 10.0, estimator)
     assert found is not None
     assert found.mean_s == 10.0
+
+
+def test_a_history_begins_with_all_that_was_requested() -> None:
+    account = JobAccount(JobSpec(JobId("a"), weight=3.0, after=(JobId("b"),)), 0.0)
+    (event,) = job_story(account, TimeBase(0.0), {}, lambda words: words.replace("b", "another job"), 60.0)
+    assert (
+        event.words
+        == "was submitted: requests 1 device, weight 3, at most 60 s of running (time_limit), after another job"
+    )
 
 
 def test_steps_are_those_that_were_reported_everywhere() -> None:

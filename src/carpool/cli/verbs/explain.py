@@ -128,7 +128,10 @@ def _history_from_run(job: str, run: str) -> History:
 
     folder = run_with(job, run)
     header, records = read_run_journal(folder)
-    history = list(job_history(records, JobId(job), header.cluster, HistoryLabels("steps", folder.settings().names)))
+    settings = folder.settings()
+    limits = {spec.id: program.time_limit_s for spec, program in settings.jobs}
+    labels = HistoryLabels("steps", settings.names, limits.get(JobId(job), 0.0))
+    history = list(job_history(records, JobId(job), header.cluster, labels))
     for row in folder.rows(JobId(job), "story.jsonl"):
         at = row.get("at_s")
         if isinstance(at, int | float) and isfinite(at):

@@ -18,7 +18,14 @@ from carpool import __version__
 from carpool.cli.support.command_line import ProgramCommand, given_program, job_options
 from carpool.cli.support.executor_start import executor_options, start_executor, start_ready
 from carpool.cli.support.fleet import EngineChoice, engine_options, find_fleet
-from carpool.cli.support.options import DEVICES_HELP, MEMORY_CAP_HELP, guard_stdout, log_options, sweep_option
+from carpool.cli.support.options import (
+    DEVICES_HELP,
+    MEMORY_CAP_HELP,
+    guard_stdout,
+    log_options,
+    print_note,
+    sweep_option,
+)
 from carpool.core.errors import InputError
 from carpool.core.host_resources import UNKNOWN, HostResources
 
@@ -170,6 +177,8 @@ def run(
     check_reducer(reducer, given.jobs)
     cap = parse_cap(memory_cap, "--memory-cap")
     check_lanes(found, mps=lanes == "auto", memory_cap=cap)
+    if cap and not any(device.cuda is not None for device in found):
+        print_note("on CPU cores --memory-cap counts weights and optimizer state, not the memory of a step")
     options = executor_options(lanes, warm, reducer, cap) if fleet.members else None
     client = partial(start_executor, lanes=lanes, warm=warm, reducer=reducer, memory_cap=cap, launched=launched)
     chosen = policy or given.policy or default_policy()

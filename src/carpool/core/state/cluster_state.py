@@ -287,7 +287,7 @@ class ClusterState:
         job = self.jobs.get(fact.job)
         if job is None or job.phase not in (Phase.WAITING, Phase.RUNNING):
             return False
-        self._take_off(at, job, Transition.PAUSE, fact.reason or "was paused", orders)
+        self._take_off(at, job, Transition.PAUSE, fact.reason or lifecycle.PAUSED, orders)
         for name in self._admission.leave(job.spec) if fact.reason else ():
             other = self.jobs.get(name)
             if other is not None and other.phase is Phase.BLOCKED:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,7 @@ from carpool.runtime.process.process_tree import bind_tree, continue_tree, desce
 from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed, ProgressFound, RunProgram
 from carpool.runtime.process.reaper import NOT_STARTED
 
+_LEAST_FREE = 1 << 16  # bytes; with less, a command that fails may have failed for it
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _COLLECT_S = 1.0  # between readings of a command's metrics
 _DRAIN_S = 2.0  # after a command's exit, for messages of its session
@@ -442,7 +444,7 @@ class CommandProcess:
         if code == NOT_STARTED:
             self._start_failed(f"the command could not be started (carpool logs {self.state.job})")
         else:
-            cause = self._oom_kills.claim() if code in _KILLED else ""
+            cause = self._oom_kills.claim() if code in _KILLED else _full_disk(self._folder.path) if code else ""
             said = await asyncio.to_thread(last_line, self._folder.path / "log") if code else ""
             now = asyncio.get_running_loop().time()
             self._look(now, self.state.target.slots)
@@ -451,3 +453,11 @@ class CommandProcess:
     def _start_failed(self, why: str) -> None:
         with contextlib.suppress(RuntimeError):
             self._run(self.state.start_failed(asyncio.get_running_loop().time(), why))
+
+
+def _full_disk(folder: Path) -> str:
+    """That the disk of a job's folder is full, where it is; else empty."""
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(folder).free < _LEAST_FREE:
+            return f"the disk of {folder} is full. Free some space"
+    return ""

@@ -188,7 +188,7 @@ class TrainingWorkers:
     def _on_job_message(self, at: float, training: TrainingJob, key: WorkerKey, message: Message) -> None:
         device = training.devices[key[1]]
         if isinstance(message, WorkerFailed) and message.kind == "memory":
-            message = replace(message, limit=self._memory_limit(training, device, key))
+            message = replace(message, limit=self._memory_limit(training, device, key) or message.limit)
         if isinstance(message, Contributed):
             self.arbiter.release_turn(at, device, key)
         elif isinstance(message, Halted | Done):

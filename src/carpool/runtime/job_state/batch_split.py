@@ -225,6 +225,13 @@ class MemoryShortage:
         limit = self.failure.limit or f"{self.device.name} has{size}"
         return f"{step} needs more memory than {limit}: {self.failure.error}."
 
+    @property
+    def leak(self) -> str:
+        """How memory grew, where it did: the step that failed then is like those before it."""
+        limit = f" There is no more than {self.failure.limit}." if self.failure.limit else ""
+        error = f" The error: {self.failure.error}."
+        return f"ran out of memory at step {self.failure.step + 1}. {self.failure.growth}{limit}{error}"
+
 
 class MicroBatching:
     """Limits on the samples of a pass, halved each time a step runs out of memory.
@@ -254,8 +261,8 @@ def why_not_split(shortage: MemoryShortage, options: JobOptions, ready: Ready | 
     """Why a job must fail instead of using micro-batches, and the way out; empty: it may use them."""
     lower = f"lower batch_size ({shortage.batch_size})"
     if shortage.failure.growth:
-        why = shortage.failure.growth
-    elif not shortage.failure.samples:
+        return shortage.leak
+    if not shortage.failure.samples:
         why = "It was not a training pass: evaluate in smaller batches, or choose a smaller model."
     elif options.exact:
         why = f"Micro-batches would change the bits of an exact job: {lower}, or set exact = false."

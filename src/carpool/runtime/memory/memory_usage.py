@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from carpool.core.units import format_bytes
 from carpool.runtime.compat.allocator import release_freed_memory
 from carpool.runtime.engine.trainer import Trainer
 
@@ -83,6 +84,14 @@ def peak_memory(device: torch.device) -> int:
 def current_memory(device: torch.device) -> int:
     """Bytes that this process holds now: in tensors on the GPU, or resident on the host."""
     return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else _status()["VmRSS"]
+
+
+def process_limit(device: torch.device) -> str:
+    """The limit on this process's memory on a host; empty: none, or the device is a GPU."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if device.type == "cuda" or soft == resource.RLIM_INFINITY:
+        return ""
+    return f"the limit of the process allows ({format_bytes(soft)} of address space: ulimit -v)"
 
 
 class MemoryGrowth:

@@ -380,7 +380,7 @@ class WorkerFailed(Message):
     step: int = 0
     samples: int = 0  # of this worker's part of the step, when it ran out of memory
     growth: str = ""  # how memory grew over good steps before it ran out; empty: it did not
-    limit: str = ""  # the limit on its memory, if below that of the device; the executor fills it in
+    limit: str = ""  # what limits its memory below that of the device; the executor fills it in if unknown
 
 
 @dataclass(frozen=True, slots=True)

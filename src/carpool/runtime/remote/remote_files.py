@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Collection, Mapping
 from hashlib import sha256
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from carpool.core.errors import InputError
 from carpool.jobs.code_archive import unpack
+from carpool.jobs.untrusted_file import open_new_untrusted, open_untrusted
 from carpool.runtime.executor.job_folder import JobFolder
 from carpool.runtime.remote.remote_protocol import CHUNK_BYTES
 
@@ -166,14 +168,15 @@ class FileService:
         for path in (*folder.glob("*"), *folder.glob("checkpoints/*")) if folder.is_dir() else ():
             name = path.relative_to(folder).as_posix()
             if _SYNCED.fullmatch(name):
-                status = path.stat()
-                found.append((name, status.st_size, status.st_mtime_ns))
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):  # the job can replace it
+                    found.append((name, status.st_size, status.st_mtime_ns))
         return found
 
     def _read(self, path: Path, start: int) -> tuple[dict[str, Any], bytes]:
         """A part of a file, with size and time of change: parts of two versions must not be joined."""
         try:
-            with path.open("rb") as file:
+            with os.fdopen(open_untrusted(path), "rb") as file:
                 file.seek(start)
                 content, status = file.read(CHUNK_BYTES), os.fstat(file.fileno())
         except FileNotFoundError:
@@ -199,7 +202,8 @@ class FileService:
 def _append(path: Path, start: int, size: int, payload: bytes, digest: str = "") -> None:
     """Add a part to a draft, which becomes the file once it is complete and, if given, has the digest."""
     draft = path.with_name(f".{path.name}.part")
-    with draft.open("wb" if start == 0 else "ab") as file:
+    handle = open_new_untrusted(draft) if start == 0 else open_untrusted(draft, os.O_WRONLY | os.O_APPEND)
+    with os.fdopen(handle, "ab") as file:
         if file.tell() != start:
             raise InputError(f"{path.name}: a part starts at {start}, after {file.tell()} bytes")
         file.write(payload)

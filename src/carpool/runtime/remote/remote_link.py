@@ -18,6 +18,7 @@ from carpool.core.host_resources import HostResources
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.hosts_file import Host
 from carpool.jobs.nvml import Nvml
+from carpool.jobs.untrusted_file import open_untrusted
 from carpool.runtime.executor.client_protocol import devices_from_json
 from carpool.runtime.remote import remote_protocol as protocol
 from carpool.runtime.remote.remote_protocol import HandshakeBroken, RemoteRefused, Versions
@@ -222,7 +223,7 @@ class RemoteFiles:
     async def write(self, job: str, path: str, source: Path) -> None:
         """Write a file there, whole or not at all."""
         start = 0
-        with source.open("rb") as file:
+        with os.fdopen(open_untrusted(source), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             while (chunk := file.read(protocol.CHUNK_BYTES)) or not start:
                 value = {"do": "write", "job": job, "path": path, "start": start, "size": size}

@@ -25,7 +25,7 @@ from carpool.runtime.engine.forward_backward import Step
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.errors import CheckpointError, LeaveRequested, StateLost
 from carpool.runtime.memory.device_state import DeviceState
-from carpool.runtime.memory.memory_usage import MemoryGrowth, peak_memory, release_memory
+from carpool.runtime.memory.memory_usage import MemoryGrowth, peak_memory, process_limit, release_memory
 from carpool.runtime.memory.swap_client import SwapClient
 from carpool.runtime.process.channel import Channel, Closed, ProtocolError, Received, close_all
 from carpool.runtime.process.protocol import (
@@ -156,7 +156,8 @@ class Worker:
         if out_of_memory:
             is_pass = context is not None and not self._is_torn and not self._trainer.evaluation_due
             samples = self._trainer.next_step(context.parts).samples_in(context.pieces) if context and is_pass else 0
-            message = replace(message, samples=samples, growth=self._growth.description())
+            limit = process_limit(self._trainer.device)
+            message = replace(message, samples=samples, growth=self._growth.description(), limit=limit)
         self._context = None
         self._channel.send(message)
         if is_device_fault(error) or (out_of_memory and self._is_torn):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from carpool.backends.executors import ExecutorGone, ExecutorPort
 from carpool.backends.fleet import MemberNode, device_names, is_of, loss_of, member_node
-from carpool.core.messages import Fact, JobFailed, NodeLost
-from carpool.core.model import DeviceId, JobId, NodeId
+from carpool.core.messages import Fact, JobFailed, JobPaused, NodeLost
+from carpool.core.model import Allocation, DeviceId, JobId, NodeId
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Path
 from carpool.logs import log_event
@@ -24,6 +24,7 @@ from carpool.service.store.store import Store
 
 _RESTARTS_WITHIN_S = 60.0
 _MAX_DEATHS = 2  # of executors that one job may cause
+_MAX_UNEXPLAINED = 3  # deaths within that time that any of several jobs may have caused
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class FleetAccess:
         self._tell = tell
         self._restarts: dict[str, list[float]] = {}
         self._deaths: Counter[JobId] = Counter()  # of executors, by the job they were handling
+        self._present: dict[str, list[tuple[float, set[JobId]]]] = {}  # jobs that ran at other deaths, by member
         self._owners: dict[str, str] = {}  # cache: members by the names of their nodes
         self.nodes: dict[str, MemberNode] = {}
         cluster, free = scheduler.cluster, self._free_nodes
@@ -193,15 +195,43 @@ class FleetAccess:
 
     def _blame(self, name: str, reason: str) -> list[Fact]:
         """Fail the job that a member's executor was handling when it died, if that has happened before."""
+        suspected = self._suspect(name, reason)
         job = self._members[name].access.job_in_hand()
         if job is None or job not in self._scheduler.jobs:
-            return []
+            return suspected
         self._deaths[job] += 1
         log_event(_log, "executor_died_of_job", level=logging.ERROR, job=job, times=self._deaths[job], reason=reason)
         if self._deaths[job] < _MAX_DEATHS:
-            return []
+            return suspected
+        self._present.pop(name, None)
         error = f"quarantined: the executor died {self._deaths[job]} times while it handled this job ({reason})"
         return [JobFailed(job, self._scheduler.jobs[job].generation, error)]
+
+    def _suspect(self, name: str, reason: str) -> list[Fact]:
+        """Fail the only job that ran at each of an executor's last deaths; pause several.
+
+        A command can kill the executor by its process id while the executor handles another job or none.
+        """
+        now, jobs = time.monotonic(), self._scheduler.jobs
+        recent = [each for each in self._present.get(name, ()) if now - each[0] < _RESTARTS_WITHIN_S]
+        running = {job for job, each in jobs.items() if each.desired is not None and self._holds(name, each.desired)}
+        self._present[name] = deaths = [*recent, (now, running)]
+        suspects = sorted(set.intersection(*[present for _, present in deaths]), key=lambda job: jobs[job].seq)
+        if not suspects or len(deaths) < (_MAX_DEATHS if len(suspects) == 1 else _MAX_UNEXPLAINED):
+            return []
+        log_event(_log, "executor_died_beside_jobs", level=logging.ERROR, jobs=suspects, times=len(deaths))
+        del self._present[name]
+        times = f"the executor died {len(deaths)} times within {_RESTARTS_WITHIN_S:.0f} s"
+        if len(suspects) == 1:
+            error = f"quarantined: {times} while only this job ran each time ({reason})"
+            return [JobFailed(suspects[0], jobs[suspects[0]].generation, error)]
+        words = (
+            f"was paused, like all {len(suspects)} jobs that ran each time: {times} ({reason}). Resume one at a time"
+        )
+        return [JobPaused(job, words) for job in suspects]
+
+    def _holds(self, name: str, allocation: Allocation) -> bool:
+        return any(self.owner(device) == name for device in allocation.devices())
 
     def lose(self, name: str) -> list[Fact]:
         """Declare a member lost, with all that ran on it."""

@@ -186,10 +186,14 @@ def seconds_left(job: Job, at: float, estimates: Estimator) -> TimeEstimate | No
 
 
 def job_story(
-    account: JobAccount, time_base: TimeBase, names: Mapping[int, str], redact: Callable[[str], str]
+    account: JobAccount,
+    time_base: TimeBase,
+    names: Mapping[int, str],
+    redact: Callable[[str], str],
+    time_limit_s: float = 0.0,
 ) -> list[StoryEventView]:
     """Build a job's history, oldest first; `redact` filters the policy's reasons for the caller."""
-    submitted = account.submitted_at, f"was submitted: requests {describe_request(account.spec)}"
+    submitted = account.submitted_at, f"was submitted: requests {redact(describe_request(account.spec, time_limit_s))}"
     events = [submitted, *_decisions(account, names, redact), *account.story, *_ending(account)]
     return [StoryEventView(time_base.unix(at), words) for at, words in sorted(events, key=lambda event: event[0])]
 
