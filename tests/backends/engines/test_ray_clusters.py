@@ -103,10 +103,8 @@ def not_yet(clock: ShiftedClock) -> bool:
     return False
 
 
-@pytest.mark.slow  # it sometimes hangs
-def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.slow
+def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(tmp_path: Path) -> None:
     state, gate, clock = tmp_path / "state", tmp_path / "gate", ShiftedClock()
     jobs, wide = gated_jobs(tmp_path / "code", 30, gate), wide_jobs(tmp_path / "code")
     lost_devices: set[int] = set()

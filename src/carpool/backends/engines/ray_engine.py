@@ -36,6 +36,10 @@ _READ_BYTES = 1 << 16
 _END_S = 30.0  # for a driver whose stream was closed
 _LOG_TAIL = 600  # characters
 _MAX_NAME = 60
+_CONNECT = (
+    "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints, "
+    "and with its token if it asks for one (RAY_AUTH_MODE=token)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class RayDriver:
         """Send a request; its future raises InputError for one that Ray refuses, DriverFailed if the driver ends."""
         assert self._process.stdin is not None, "it is a pipe"
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # a task that waits may be cancelled, the answer still comes
         with self._lock:
             self._number += 1
             if not self._waiting:
@@ -150,9 +155,9 @@ class RayDriver:
             self._process.kill()
 
     def _ended(self) -> DriverFailed:
-        tail = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LOG_TAIL:]
+        tail = last_words(self._log.read_text(encoding="utf-8", errors="replace"))
         problem = f"Ray answered nothing for {self._silence_s:g} s" if self._is_hung else "the connection was lost"
-        return DriverFailed(f"{problem}: {tail}", where="--engine ray", way_out=f"Read {self._log}.")
+        return DriverFailed(f"{problem}: {tail}", where="--engine ray", way_out=_way_out(tail, f"Read {self._log}."))
 
     def close(self) -> None:
         """End the process, and a local Ray that it started."""
@@ -185,6 +190,7 @@ class RayEngine:
         self._address = address
         self._devices = devices  # of each node, as --devices
         self._driver: RayDriver | None = None
+        self._connecting = threading.Lock()
         self._nodes: dict[str, RayNode] = {}  # by member, of those that are alive
         self._has_gpus = devices.startswith("cuda")
         self._size = 1.0  # GPUs, or cores, of the smallest node
@@ -226,7 +232,8 @@ class RayEngine:
         await self._ask("request", bundles=[{"GPU" if self._has_gpus else "CPU": self._size}] * nodes)
 
     def close(self, *, keep: Callable[[str], bool] = lambda name: False) -> None:
-        driver, self._driver = self._driver, None
+        with self._connecting:
+            driver, self._driver = self._driver, None
         if driver is None:
             return
         ending = [name for name in self._started if name in self._nodes and not keep(name)]
@@ -244,17 +251,26 @@ class RayEngine:
         return await asyncio.wrap_future(self._driver.request(do, **values))
 
     def _connect(self) -> None:
-        check_installed()
-        if self._address:
-            check_address(self._address)
-        self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Start a driver unless another thread has."""
+        with self._connecting:
+            if self._driver is not None and self._driver.is_alive:
+                return
+            check_installed()
+            if self._address:
+                check_address(self._address)
+            if self._driver is not None:
+                self._driver.close()
+            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._driver = self._with_token_if_needed()
+
+    def _with_token_if_needed(self) -> RayDriver:
         first, *others = driver_environments(os.environ)
         try:
-            self._driver = self._connected(first)
+            return self._connected(first)
         except InputError as error:
             if not others or "Failed to connect" not in str(error):
                 raise
-            self._driver = self._connected(others[0])
+            return self._connected(others[0])
 
     def _connected(self, environment: Mapping[str, str]) -> RayDriver:
         """A driver that is connected to the cluster; InputError with Ray's reason if it cannot be."""
@@ -263,9 +279,9 @@ class RayEngine:
             found = driver.request("connect", address=self._address).result()
         except InputError as error:
             driver.close()
-            problem = f"cannot connect to Ray at {self._address or 'this machine'}: {error}"
-            raise type(error)(problem, where="--engine ray", way_out=_way_out(str(error))) from None
-        if self._address:
+            problem = f"cannot connect to Ray at {self._address or 'this machine'}: {error.problem}"
+            raise type(error)(problem, where="--engine ray", way_out=_way_out(str(error), _CONNECT)) from None
+        if not found["is_own"]:  # the next driver must not start a Ray of its own while this cluster's head is away
             self._address = found["address"]
         return driver
 
@@ -282,13 +298,21 @@ def driver_environments(own: Mapping[str, str]) -> list[Mapping[str, str]]:
     return [own, {**own, "RAY_AUTH_MODE": "token"}]
 
 
-def _way_out(problem: str) -> str:
+def _way_out(problem: str, otherwise: str) -> str:
     if "ersion mismatch" in problem:
         return "Install the same Ray and Python here as on the cluster."
-    return (
-        "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints, "
-        "and with its token if it asks for one (RAY_AUTH_MODE=token)."
-    )
+    if "WrongClusterID" in problem:
+        return (
+            "Ray's head was started again without its tables. Start its other nodes again, too; "
+            "with RAY_REDIS_ADDRESS set for the head they need not be."
+        )
+    return otherwise
+
+
+def last_words(log: str) -> str:
+    """The end of a driver's log without stack traces of Ray's libraries."""
+    lines = [line for line in log.splitlines() if not re.match(r"\*\*\* |\S+\.so\S*\(", line)]
+    return "\n".join(lines).strip()[-_LOG_TAIL:]
 
 
 def check_installed() -> None:
