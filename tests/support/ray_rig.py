@@ -137,12 +137,17 @@ class RestartableCluster:
         """Start a raylet and wait until it has joined."""
         self._raylets.append(self._start("raylet", self.address))
 
-    def wait_for_raylets(self) -> None:
-        """Wait until all raylets beside the head have ended."""
+    def kill_raylets(self) -> None:
+        """Kill all processes of the raylets beside the head with SIGKILL."""
         for each in self._raylets:
-            each.wait(PATIENCE_S)
             kill_group(each)
         self._raylets.clear()
+
+    def wait_for_raylets(self) -> None:
+        """Wait until all raylets beside the head have ended by themselves."""
+        for each in self._raylets:
+            each.wait(PATIENCE_S)
+        self.kill_raylets()
 
     def close(self) -> None:
         for each in (*self._raylets, *([self._head] if self._head else [])):

@@ -245,8 +245,8 @@ def test_a_driver_is_started_again_for_the_cluster_that_was_found(whose: str, as
         command = (sys.executable, "-c", ONCE, str(tmp_path / "asked"), address, whose)
         engine = RayEngine(tmp_path, options=DriverOptions(command, PATIENCE_S, PATIENCE_S))
         asyncio.run(engine.find())
-        assert engine._driver is not None
-        engine._driver._process.wait(PATIENCE_S)
+        assert engine.driver_pid is not None
+        os.waitid(os.P_PID, engine.driver_pid, os.WEXITED | os.WNOWAIT)
         asyncio.run(engine.find())
         engine.close()
     assert (tmp_path / "asked").read_text() == asked.format(address=address)

@@ -97,6 +97,10 @@ class RayDriver:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def request(self, do: str, **values: Any) -> Future[Any]:
         """Send a request; its future raises InputError for one that Ray refuses, DriverFailed if the driver ends."""
         assert self._process.stdin is not None, "it is a pipe"
@@ -210,6 +214,10 @@ class RayEngine:
     @property
     def left_running(self) -> frozenset[str]:
         return self._left_running or frozenset()
+
+    @property
+    def driver_pid(self) -> int | None:
+        return None if self._driver is None else self._driver.pid
 
     def node_id(self, name: str) -> str:
         """Ray's name of the node that a member runs on; empty if it is gone."""
