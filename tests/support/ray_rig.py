@@ -22,6 +22,7 @@ from carpool.service.daemon.engine_members import EngineMembers
 from tests.support.fleet_rig import OPTIONS, PATIENCE_S
 
 STORE_BYTES = 80 << 20
+_STARTS = 3  # of a head or raylet: Ray gives up after 30 s, which a busy machine may need
 # All on loopback, by the setting that Ray has for other systems; no worker is killed for memory, or runs with low
 # priority; a dead raylet is noticed quickly.
 ENVIRONMENT = {
@@ -154,6 +155,14 @@ class RestartableCluster:
             kill_group(each)
 
     def _start(self, *what: str) -> subprocess.Popen[str]:
+        for _ in range(_STARTS):
+            process, has_started = self._try_to_start(*what)
+            if has_started:
+                return process
+            kill_group(process)
+        raise AssertionError(f"Ray's {what[0]} does not start")
+
+    def _try_to_start(self, *what: str) -> tuple[subprocess.Popen[str], bool]:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ray_rig", *what],
             cwd=Path(__file__).resolve().parents[2],
@@ -165,8 +174,7 @@ class RestartableCluster:
         assert process.stdout is not None
         answer = process.stdout.readline()
         process.stdout.close()
-        assert answer == "answer started\n", f"Ray's {what[0]} does not start"
-        return process
+        return process, answer == "answer started\n"
 
 
 def _serve_node(what: str, where: str) -> None:
