@@ -19,6 +19,7 @@ from typing import Any
 from carpool.backends.engines.ray_engine import RayEngine
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
 from carpool.service.daemon.engine_members import EngineMembers
+from tests.support.daemon_crash import pids_with
 from tests.support.fleet_rig import OPTIONS, PATIENCE_S
 
 STORE_BYTES = 80 << 20
@@ -153,6 +154,9 @@ class RestartableCluster:
     def close(self) -> None:
         for each in (*self._raylets, *([self._head] if self._head else [])):
             kill_group(each)
+        for pid in pids_with(f"RAY_TMPDIR={self._environment['RAY_TMPDIR']}"):
+            with suppress(ProcessLookupError):  # idle workers without their raylet wait a minute for the head
+                os.kill(pid, signal.SIGKILL)
 
     def _start(self, *what: str) -> subprocess.Popen[str]:
         for _ in range(_STARTS):

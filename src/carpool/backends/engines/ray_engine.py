@@ -336,7 +336,7 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     way_out = "Write HOST:PORT, as `ray start --head` prints it; carpool runs on a machine of that cluster."
     if not host or not port.isdecimal() or "/" in address:
-        raise InputError(f"--ray-address {address!r}", way_out=way_out)
+        raise InputError(f"--ray-address {address!r} is no address of a cluster's head", way_out=way_out)
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, OverflowError) as error:
