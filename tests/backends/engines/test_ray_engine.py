@@ -245,16 +245,40 @@ def test_a_driver_is_started_again_for_the_cluster_that_was_found(whose: str, as
         command = (sys.executable, "-c", ONCE, str(tmp_path / "asked"), address, whose)
         engine = RayEngine(tmp_path, options=DriverOptions(command, PATIENCE_S, PATIENCE_S))
         asyncio.run(engine.find())
-        assert engine.driver_pid is not None
-        os.waitid(os.P_PID, engine.driver_pid, os.WEXITED | os.WNOWAIT)
+        assert engine._driver is not None
+        engine._driver._reading.join(PATIENCE_S)  # until it has reaped the process
         asyncio.run(engine.find())
         engine.close()
     assert (tmp_path / "asked").read_text() == asked.format(address=address)
 
 
-def test_a_head_that_has_forgotten_its_nodes_is_named(tmp_path: Path) -> None:
-    words = "Check failed: WrongClusterID: after it has restarted.\n*** StackTrace ***\n/x/_raylet.so(+0x1) ray"
-    command = (sys.executable, "-c", f"import sys; sys.stderr.write({words!r})")
+DYING = """
+import json, sys
+sys.stdin.readline()
+sys.stderr.write(sys.argv[1])
+sys.stderr.flush()
+print(json.dumps({"id": 1, "kind": "error", "error": "Failed to connect to Ray"}), flush=True)
+"""
+FORGOTTEN = "Check failed: WrongClusterID: after it has restarted.\n*** StackTrace ***\n/x/_raylet.so(+0x1) ray"
+
+
+@pytest.mark.parametrize(
+    ("log", "way_out"),
+    [
+        (FORGOTTEN, "Start its other nodes again"),
+        ("InvalidAuthToken: missing or incorrect", "set RAY_AUTH_TOKEN"),
+        ("refused", "Run carpool on a machine of the Ray cluster"),
+    ],
+)
+def test_what_ray_logs_decides_what_to_do(log: str, way_out: str, tmp_path: Path) -> None:
+    (tmp_path / "ray-driver.log").write_text(f"{FORGOTTEN}\nInvalidAuthToken\n")  # of an earlier driver
+    command = (sys.executable, "-c", DYING, log)
+    with pytest.raises(InputError, match=f"Failed to connect to Ray. .*{way_out}"):
+        asyncio.run(RayEngine(tmp_path, "auto", options=DriverOptions(command, PATIENCE_S)).find())
+
+
+def test_a_driver_that_ends_is_quoted_without_stack_traces(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", f"import sys; sys.stderr.write({FORGOTTEN!r})")
     with pytest.raises(DriverFailed, match=r"has restarted\. .* Start its other nodes again") as failed:
         asyncio.run(RayEngine(tmp_path, "auto", options=DriverOptions(command, PATIENCE_S)).find())
     assert "_raylet.so" not in str(failed.value)

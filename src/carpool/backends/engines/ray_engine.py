@@ -36,10 +36,7 @@ _READ_BYTES = 1 << 16
 _END_S = 30.0  # for a driver whose stream was closed
 _LOG_TAIL = 600  # characters
 _MAX_NAME = 60
-_CONNECT = (
-    "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints, "
-    "and with its token if it asks for one (RAY_AUTH_MODE=token)."
-)
+_CONNECT = "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints."
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +74,7 @@ class RayDriver:
         self._silence_s = options.init_s
         self._silence_later_s = options.silence_s  # once it is connected
         with log.open("ab") as output:
+            self._log_from = output.tell()
             self._process = subprocess.Popen(
                 list(options.command),
                 env=environment,
@@ -159,9 +157,15 @@ class RayDriver:
             self._process.kill()
 
     def _ended(self) -> DriverFailed:
-        tail = last_words(self._log.read_text(encoding="utf-8", errors="replace"))
+        tail = self.last_words()
         problem = f"Ray answered nothing for {self._silence_s:g} s" if self._is_hung else "the connection was lost"
         return DriverFailed(f"{problem}: {tail}", where="--engine ray", way_out=_way_out(tail, f"Read {self._log}."))
+
+    def last_words(self) -> str:
+        """The end of what this driver wrote to the log, without stack traces of Ray's libraries."""
+        lines = self._log.read_bytes()[self._log_from :].decode("utf-8", "replace").splitlines()
+        kept = [line for line in lines if not re.match(r"\*\*\* |\S+\.so\S*\(", line)]
+        return "\n".join(kept).strip()[-_LOG_TAIL:]
 
     def close(self) -> None:
         """End the process, and a local Ray that it started."""
@@ -288,7 +292,9 @@ class RayEngine:
         except InputError as error:
             driver.close()
             problem = f"cannot connect to Ray at {self._address or 'this machine'}: {error.problem}"
-            raise type(error)(problem, where="--engine ray", way_out=_way_out(str(error), _CONNECT)) from None
+            raise type(error)(
+                problem, where="--engine ray", way_out=_way_out(f"{error} {driver.last_words()}", _CONNECT)
+            ) from None
         if not found["is_own"]:  # the next driver must not start a Ray of its own while this cluster's head is away
             self._address = found["address"]
         return driver
@@ -309,18 +315,14 @@ def driver_environments(own: Mapping[str, str]) -> list[Mapping[str, str]]:
 def _way_out(problem: str, otherwise: str) -> str:
     if "ersion mismatch" in problem:
         return "Install the same Ray and Python here as on the cluster."
+    if "InvalidAuthToken" in problem:
+        return "The cluster asks for a token: set RAY_AUTH_TOKEN, or write ~/.ray/auth_token, as on its head."
     if "WrongClusterID" in problem:
         return (
             "Ray's head was started again without its tables. Start its other nodes again, too; "
             "with RAY_REDIS_ADDRESS set for the head they need not be."
         )
     return otherwise
-
-
-def last_words(log: str) -> str:
-    """The end of a driver's log without stack traces of Ray's libraries."""
-    lines = [line for line in log.splitlines() if not re.match(r"\*\*\* |\S+\.so\S*\(", line)]
-    return "\n".join(lines).strip()[-_LOG_TAIL:]
 
 
 def check_installed() -> None:
