@@ -1,11 +1,13 @@
 """Stops, cuts off and kills machines of a fleet while they train, and checks that nothing runs twice or is lost.
 
-    python benchmarks/fleet_faults.py [--part hosts|short|ray] [--stop 30] [--cut 20]
+    python benchmarks/fleet_faults.py [--part hosts|short|ray|head] [--stop 30] [--cut 20]
 
 `hosts`: agents on loopback with a lease of 10 s. At one moment the executor of one is stopped with SIGSTOP, of another
 its agent as well, the link of a third is cut, and a fourth is killed; stopped ones wake after `--stop` seconds, the
 link heals after `--cut`. `short`: the same cut with the default lease of 30 s, which it does not outlast. `ray`: raylets
-of a real cluster killed with SIGKILL, one reaped and one left as a zombie.
+of a real cluster killed with SIGKILL, one reaped and one left as a zombie. `head`: all processes of the head of a Ray
+cluster killed with SIGKILL and started again after `--cut` seconds on the same port; with its tables in Redis, the same
+with the scheduler's driver killed as well, and without Redis: its raylets then end by themselves and are started anew.
 
 Trainings append a line for each step to one file each, with the time, their process and the file they run from, which
 lies in the folder of a machine. Columns: seconds from the fault until the machine counted as lost; from then to the
@@ -24,6 +26,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import statistics
 import tempfile
@@ -52,6 +55,7 @@ MIRROR_INTERVAL_S = _MIRROR_S + _SYNC_S + _SILENCE_S
 LEASE_S = 10.0
 DEFAULT_LEASE_S = 30.0
 WARM_S = 8.0  # of steps before the fault
+PARTS = ("hosts", "short", "ray", "head")
 FLEET = ("executor", "both", "link", "killed")
 
 TRAINING = """
@@ -164,6 +168,7 @@ class Fault:
     state: Path  # folder of the member's jobs
     executor: int  # process of the member
     struck_at: float = 0.0
+    healed_at: float | None = None  # where it lasts longer than the lease
     lost_at: float | None = None
     before: Files = field(default_factory=dict)  # the job's files when the member was lost
     written: set[str] = field(default_factory=set)  # since then, by the lost executor
@@ -209,7 +214,7 @@ def row_of(fault: Fault, ledgers: Ledgers, state: Path, lease_s: float) -> Row:
     elsewhere = [step.at for step in made if step.at > fault.struck_at and not fault.is_here(step)]
     if not any(fault.is_here(step) and step.process not in old for step in made):  # no later stay there
         fault.written |= fault.changed() if lost_at is not None else set()
-    until_s = elsewhere[0] if elsewhere else fault.struck_at + lease_s
+    until_s = elsewhere[0] if elsewhere else fault.healed_at or fault.struck_at + lease_s
     numbers = [step.number for step in made]
     again = len(numbers) - len(set(numbers))
     gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(made)]
@@ -385,6 +390,55 @@ async def run_ray(folder: Path) -> list[Row]:
             return [row_of(fault, ledgers, state, LEASE_S) for fault in faults]
 
 
+async def run_head(folder: Path, name: str, away_s: float, *, with_redis: bool, driver_ends: bool = False) -> Row:
+    """Kill the head of a Ray cluster beside two raylets, and start it again."""
+    from tests.support.ray_rig import ray_daemon, restartable_cluster
+
+    await asyncio.to_thread(folder.mkdir)
+    ledgers = Ledgers.make(folder, 2, int((WARM_S + away_s + (30.0 if with_redis else 60.0)) / STEP_S))
+    state = folder / "state"
+    with restartable_cluster(2, with_redis=with_redis) as cluster:
+        async with ray_daemon(state, cluster.address, lease_s=LEASE_S) as (daemon, engine):
+            await daemon.loop.submit(ledgers.jobs)
+            await until_steps(ledgers)
+            where = {placed(daemon, job.spec.id): job.spec.id for job in ledgers.jobs}
+            BYSTANDERS.clear()
+            BYSTANDERS.update(where.values() if with_redis else ())
+            member = min(where)
+            there = (await agent_facts(await engine.start(member))).state
+            fault = Fault(name, member, where[member], there, pid_of(there), time.monotonic())
+            async with watched(daemon, [fault]):
+                await asyncio.to_thread(cluster.kill_head)
+                if driver_ends and engine.driver_pid is not None:
+                    os.kill(engine.driver_pid, signal.SIGKILL)
+                await asyncio.sleep(away_s)
+                await asyncio.to_thread(cluster.start_head)
+                if with_redis:
+                    await asyncio.to_thread(cluster.add)
+                    await until(daemon, lambda: len(daemon.scheduler.cluster.nodes) == len(where) + 1)
+                    fault.healed_at = time.monotonic()
+                else:
+                    await asyncio.to_thread(cluster.wait_for_raylets)
+                    for _ in where:
+                        await asyncio.to_thread(cluster.add)
+                await until(daemon, lambda: not daemon.scheduler.jobs)
+            return row_of(fault, ledgers, state, LEASE_S)
+
+
+async def run_heads(folder: Path, away_s: float) -> list[Row]:
+    """Restart heads that keep their tables, and one that does not."""
+    kept = "head restarted, tables in Redis"
+    rows = []
+    if shutil.which("redis-server"):
+        rows.append(await run_head(folder / "kept", kept, away_s, with_redis=True))
+        rows.append(
+            await run_head(folder / "driver", f"{kept}, driver killed", away_s, with_redis=True, driver_ends=True)
+        )
+    else:
+        print("head: no redis-server here (Debian: redis-server)", flush=True)
+    return [*rows, await run_head(folder / "anew", "head restarted without its tables", away_s, with_redis=False)]
+
+
 def run_part(part: str, args: argparse.Namespace) -> list[Row]:
     """Run the faults of one part."""
     with tempfile.TemporaryDirectory(prefix="carpool-faults-", ignore_cleanup_errors=True) as room:
@@ -395,6 +449,8 @@ def run_part(part: str, args: argparse.Namespace) -> list[Row]:
         from tests.support.ray_rig import ENVIRONMENT
 
         os.environ.update(ENVIRONMENT, RAY_AUTH_MODE="disabled")
+        if part == "head":
+            return asyncio.run(run_heads(Path(room), args.cut))
         return asyncio.run(run_ray(Path(room)))
 
 
@@ -413,13 +469,13 @@ def shown(rows: Sequence[Row]) -> Iterator[str]:
 def main() -> None:
     """Run one part, or all, and keep the rows of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("hosts", "short", "ray"), help="run only this one")
+    parser.add_argument("--part", choices=PARTS, help="run only this one")
     parser.add_argument("--stop", type=float, default=30.0, help="seconds for which executors are stopped")
-    parser.add_argument("--cut", type=float, default=20.0, help="seconds for which links are cut")
+    parser.add_argument("--cut", type=float, default=20.0, help="seconds for which links are cut, heads away")
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
     found = stored()
-    for part in [args.part] if args.part else ["hosts", "short", "ray"]:
+    for part in [args.part] if args.part else PARTS:
         rows = run_part(part, args)
         print(f"{part}:", *shown(rows), sep="\n  ", flush=True)
         found[part] = [asdict(row) for row in rows]

@@ -114,12 +114,17 @@ def test_a_worker_of_an_earlier_stay_cannot_write_to_the_next(tmp_path: Path) ->
     assert {path: path.read_bytes() for path in there.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_path_that_a_machine_lacks_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    data = tmp_path / "data.bin"
+@pytest.mark.parametrize("by", ["argument", "link"])
+def test_a_path_that_a_machine_lacks_is_refused_before_anything_is_sent(by: str, tmp_path: Path) -> None:
+    data, folder = tmp_path / "data.bin", tmp_path / "code"
     data.touch()
+    folder.mkdir()
+    if by == "link":
+        (folder / "data").symlink_to(data)
+    program = Program(args={"data": str(data)} if by == "argument" else {}, folder=str(folder))
     files = transfer(tmp_path, lambda do: data.unlink() if do == "missing" else None)
-    with pytest.raises(InputError, match=re.escape(str(data))):
-        asyncio.run(files.bring(JOB, Program(args={"data": str(data)}), resume=True))
+    with pytest.raises(InputError, match=re.escape(f"host 'there': job 'job' names {data}, which does not exist")):
+        asyncio.run(files.bring(JOB, program, resume=True))
     assert not (tmp_path / "there").exists()
 
 

@@ -467,6 +467,9 @@ def fleet() -> Iterator[Check]:
         ("link cut for 20 s, lease of 30 s", "short", 0),
         ("raylet killed and reaped", "ray", 0),
         ("raylet killed, left as a zombie", "ray", 1),
+        ("Ray's head away for 20 s, tables in Redis", "head", 0),
+        ("the same, driver killed as well", "head", 1),
+        ("Ray's head away for 20 s, started anew", "head", 2),
     )
     for label, part, place in labels:
         each = found[part][place]
@@ -474,9 +477,11 @@ def fleet() -> Iterator[Check]:
         assert each["is_digest_equal"]
         times = [each["detected_s"], each["first_step_s"]] if each["is_lost"] else []
         words = "{} s | {} s" if each["is_lost"] else "never | –"
-        again = [each["longest_pause_s"], each["steps_again"], each["again_s"]]
+        has_others = each["longest_pause_s"] >= 0.0
+        pause, others = ([each["longest_pause_s"]], "{} s") if has_others else ([], "–")
+        again = [*pause, each["steps_again"], each["again_s"]]
         after = [each["steps_after_loss"], each["files_after_loss"]]
-        yield page, f"| {label} | {words} | {{}} s | {{}} ({{}} s) | {{}} and {{}} |", [*times, *again, *after]
+        yield page, f"| {label} | {words} | {others} | {{}} ({{}} s) | {{}} and {{}} |", [*times, *again, *after]
     for engine, label in (("hosts", "hosts, 10 s"), ("ray", "Ray, 30 s")):
         for words, each in zip(("", ", longer than the lease"), results("fleet_restarts")[engine], strict=True):
             assert each["ended_once"]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,15 +55,21 @@ class CrashingDaemon:
     def left_behind(self) -> dict[int, str]:
         """Processes of it that live, by number."""
         found = {}
-        wanted = f"CARPOOL_TEST={self.mark}\0".encode()
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdecimal():
-                try:
-                    if wanted in (folder / "environ").read_bytes():
-                        found[int(folder.name)] = (folder / "comm").read_text().strip()
-                except OSError:
-                    continue
+        for pid in pids_with(f"CARPOOL_TEST={self.mark}"):
+            with suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
         return found
+
+
+def pids_with(variable: str) -> list[int]:
+    """Processes that were started with a variable, given as NAME=value."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):
+                if f"{variable}\0".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+    return found
 
 
 def kill_after(process: subprocess.Popen[str], records: int) -> bool:

@@ -12,16 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from carpool.backends.engines.ray_engine import RayEngine
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
 from carpool.service.daemon.engine_members import EngineMembers
+from tests.support.daemon_crash import pids_with
 from tests.support.fleet_rig import OPTIONS, PATIENCE_S
 
 STORE_BYTES = 80 << 20
+_STARTS = 3  # of a head or raylet: Ray gives up after 30 s, which a busy machine may need
 # All on loopback, by the setting that Ray has for other systems; no worker is killed for memory, or runs with low
 # priority; a dead raylet is noticed quickly.
 ENVIRONMENT = {
@@ -110,6 +112,141 @@ def _serve_cluster() -> None:
     cluster.shutdown()
 
 
+class RestartableCluster:
+    """A head without cores, whose processes can be killed, and raylets with one core each.
+
+    With a Redis server the head keeps its tables there, so that a head that is started again knows its nodes.
+    """
+
+    def __init__(self, folder: Path, redis: int = 0) -> None:
+        self._environment = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": str(folder)}
+        if redis:
+            self._environment["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{redis}"
+        self._port = free_port()
+        self.address = f"127.0.0.1:{self._port}"
+        self._head: subprocess.Popen[str] | None = None
+        self._raylets: list[subprocess.Popen[str]] = []
+
+    def start_head(self) -> None:
+        self._head = self._start("head", str(self._port))
+
+    def kill_head(self) -> None:
+        """Kill all processes of the head with SIGKILL."""
+        assert self._head is not None, "it was started"
+        kill_group(self._head)
+
+    def add(self) -> None:
+        """Start a raylet and wait until it has joined."""
+        self._raylets.append(self._start("raylet", self.address))
+
+    def kill_raylets(self) -> None:
+        """Kill all processes of the raylets beside the head with SIGKILL."""
+        for each in self._raylets:
+            kill_group(each)
+        self._raylets.clear()
+
+    def wait_for_raylets(self) -> None:
+        """Wait until all raylets beside the head have ended by themselves."""
+        for each in self._raylets:
+            each.wait(PATIENCE_S)
+        self.kill_raylets()
+
+    def close(self) -> None:
+        for each in (*self._raylets, *([self._head] if self._head else [])):
+            kill_group(each)
+        for pid in pids_with(f"RAY_TMPDIR={self._environment['RAY_TMPDIR']}"):
+            with suppress(ProcessLookupError):  # idle workers without their raylet wait a minute for the head
+                os.kill(pid, signal.SIGKILL)
+
+    def _start(self, *what: str) -> subprocess.Popen[str]:
+        for _ in range(_STARTS):
+            process, has_started = self._try_to_start(*what)
+            if has_started:
+                return process
+            kill_group(process)
+        raise AssertionError(f"Ray's {what[0]} does not start")
+
+    def _try_to_start(self, *what: str) -> tuple[subprocess.Popen[str], bool]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ray_rig", *what],
+            cwd=Path(__file__).resolve().parents[2],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        answer = process.stdout.readline()
+        process.stdout.close()
+        return process, answer == "answer started\n"
+
+
+def _serve_node(what: str, where: str) -> None:
+    """Run a head or a raylet in this process, as `ray start --block` does; end when one of its processes ends."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    few = {"include_dashboard": False, "include_log_monitor": False, "min_worker_port": 0, "max_worker_port": 0}
+    same: dict[str, Any] = {"node_ip_address": "127.0.0.1", "object_store_memory": STORE_BYTES, **few}
+    own = (
+        {"gcs_server_port": int(where), "num_cpus": 0}
+        if what == "head"
+        else {"gcs_address": where, "num_cpus": 1, "node_manager_port": 0}
+    )
+    node: Any = Node(RayParams(**same, **own), head=what == "head")
+    print("answer started", flush=True)  # noqa: T201 - it is a protocol
+    while not node.dead_processes():
+        time.sleep(0.05)
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill a process and all of its group with SIGKILL."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(PATIENCE_S)
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[int]:
+    """The port of a Redis server on loopback."""
+    port = free_port()
+    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            _wait_until(lambda: is_listening(port))
+            yield port
+        finally:
+            process.kill()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def restartable_cluster(raylets: int, *, with_redis: bool) -> Iterator[RestartableCluster]:
+    """A head and so many raylets beside it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        redis_server(Path(folder)) if with_redis else nullcontext(0) as redis,
+    ):
+        cluster = RestartableCluster(Path(folder), redis)
+        try:
+            cluster.start_head()
+            for _ in range(raylets):
+                cluster.add()
+            yield cluster
+        finally:
+            cluster.close()
+
+
 @contextmanager
 def three_raylets() -> Iterator[tuple[RayletCluster, list[str]]]:
     """A head and two further raylets, whose node ids are given."""
@@ -129,9 +266,7 @@ def autoscaling_cluster(most: int) -> Iterator[str]:
 
 
 def _autoscaling_cluster(folder: Path, most: int) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address, head = f"127.0.0.1:{port}", "f" * 51 + "00000"
     (folder / "autoscaler.json").write_text(json.dumps(_autoscaler(address, head, most)), encoding="utf-8")
     options = [f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=0", "--include-dashboard=false"]
@@ -224,4 +359,7 @@ async def ray_daemon(
 
 
 if __name__ == "__main__":
-    _serve_cluster()
+    if len(sys.argv) > 1:
+        _serve_node(*sys.argv[1:])
+    else:
+        _serve_cluster()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from carpool.core.errors import InputError
 from carpool.core.model import JobId
 from carpool.jobs.code_archive import MAX_BYTES, CodeArchive, absolute_paths, pack
 from carpool.jobs.program import Program
@@ -79,15 +78,10 @@ class JobTransfer:
         return replace(program, folder=folder)
 
     async def check_paths(self, job: JobId, program: Program) -> None:
-        """InputError for an absolute path that exists here and not there."""
+        """InputError for an absolute path, or the target of a link out of the folder, that is here and not there."""
         values = [*program.args.values(), *program.command, *program.environment.values(), program.python]
-        paths = absolute_paths(values)
-        missing = await self._files.missing_paths(paths) if paths else []
-        if missing:
-            raise InputError(
-                f"job {job!r} names {missing[0]}, which does not exist there",
-                way_out="Copy or mount it at the same path, or keep it in the job's folder.",
-            )
+        links = (await self._codes.of(program.folder)).links if program.folder else {}
+        await self._files.require_paths(job, [*absolute_paths(values), *links.values()])
 
     async def _send_checkpoints(self, job: JobId, *, resume: bool) -> None:
         """Replace the member's files of a job with those of this machine: checkpoints of an earlier stay are stale."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from carpool.core.messages import NodeDrained
 from carpool.core.model import JobId
 from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.runtime.state.checkpoint import load
@@ -17,7 +21,16 @@ from carpool.service.daemon.bootstrap import DaemonInstance
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import SLOW_TRAINING, CrashingDaemon, check_journal, outcomes, read, steps_made
 from tests.support.fleet_rig import ShiftedClock, until
-from tests.support.ray_rig import ENVIRONMENT, RayletCluster, autoscaling_cluster, become, ray_daemon, three_raylets
+from tests.support.ray_rig import (
+    ENVIRONMENT,
+    RayletCluster,
+    RestartableCluster,
+    autoscaling_cluster,
+    become,
+    ray_daemon,
+    restartable_cluster,
+    three_raylets,
+)
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
@@ -103,10 +116,8 @@ def not_yet(clock: ShiftedClock) -> bool:
     return False
 
 
-@pytest.mark.slow  # it sometimes hangs
-def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.slow
+def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(tmp_path: Path) -> None:
     state, gate, clock = tmp_path / "state", tmp_path / "gate", ShiftedClock()
     jobs, wide = gated_jobs(tmp_path / "code", 30, gate), wide_jobs(tmp_path / "code")
     lost_devices: set[int] = set()
@@ -146,6 +157,77 @@ def test_jobs_over_three_raylets_of_which_one_is_killed_while_another_joins(
     on_lost = {each.job for each in changes if each.allocation and lost_devices & {*each.allocation.devices()}}
     again = {job.spec.id for job in jobs if steps_made(state, job.spec.id) != dict.fromkeys(range(1, 7), 1)}
     assert again <= on_lost, "only jobs of the killed raylet made steps again"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server (Debian: redis-server)")
+@pytest.mark.parametrize("driver_ends", [False, True])
+def test_jobs_go_on_while_the_head_is_away_and_with_its_tables_the_fleet_grows_and_shrinks_again(
+    tmp_path: Path, driver_ends: bool
+) -> None:
+    state, gate = tmp_path / "state", tmp_path / "gate"
+    jobs = gated_jobs(tmp_path / "code", 4, gate)
+
+    async def main(cluster: RestartableCluster) -> None:
+        async with ray_daemon(state, cluster.address, lease_s=LEASE_S) as (daemon, engine):
+            first = live_nodes(daemon)
+            await daemon.loop.submit(jobs[:2])
+            await until(daemon, lambda: {node_of(daemon, job.spec.id) for job in jobs[:2]} == {*first})
+            await asyncio.to_thread(cluster.kill_head)
+            assert engine.driver_pid is not None
+            if driver_ends:  # as it does with the head's raylet, if that is the one it is connected to
+                os.kill(engine.driver_pid, signal.SIGKILL)
+            gate.touch()
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            gate.unlink()
+            await asyncio.to_thread(cluster.start_head)
+            await asyncio.to_thread(cluster.add)
+            await until(daemon, lambda: len(live_nodes(daemon)) == 3)
+            (joined,) = {*live_nodes(daemon)} - {*first}
+            drained = next(node.id for node in daemon.scheduler.cluster.nodes if node.name == first[0])
+            await daemon.loop.apply(NodeDrained(drained))
+            await until(daemon, lambda: first[0] not in live_nodes(daemon))
+            await daemon.loop.submit(jobs[2:])
+            await until(daemon, lambda: {node_of(daemon, job.spec.id) for job in jobs[2:]} == {first[1], joined})
+            gate.touch()
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            assert {*live_nodes(daemon)} == {first[1], joined}
+
+    with restartable_cluster(2, with_redis=True) as cluster:
+        asyncio.run(main(cluster))
+    entries = read(state)
+    check_journal(entries, [job.spec.id for job in jobs])
+    assert all(steps_made(state, job.spec.id) == dict.fromkeys(range(1, 7), 1) for job in jobs), "none was interrupted"
+
+
+@pytest.mark.slow
+def test_jobs_resume_on_a_cluster_that_was_started_anew_after_its_head_was_lost(tmp_path: Path) -> None:
+    state, gate, clock = tmp_path / "state", tmp_path / "gate", ShiftedClock()
+    jobs = gated_jobs(tmp_path / "code", 2, gate)
+
+    async def main(cluster: RestartableCluster) -> None:
+        async with ray_daemon(state, cluster.address, lease_s=LEASE_S, clock=clock) as (daemon, engine):
+            await daemon.loop.submit(jobs)
+            await until(daemon, lambda: all(node_of(daemon, job.spec.id) for job in jobs))
+            before = {engine.node_id(name) for name in live_nodes(daemon)}
+            await asyncio.to_thread(cluster.kill_head)
+            await asyncio.to_thread(cluster.kill_raylets)
+            gate.touch()  # jobs stop at the end of their step, and only then their agents end
+            await asyncio.to_thread(cluster.start_head)
+            await become(lambda: not live_nodes(daemon) or not_yet(clock))
+            for _ in before:
+                await asyncio.to_thread(cluster.add)
+            await until(daemon, lambda: not daemon.scheduler.jobs)
+            assert not before & {engine.node_id(name) for name in live_nodes(daemon)}
+
+    with restartable_cluster(2, with_redis=False) as cluster:
+        asyncio.run(main(cluster))
+    entries = read(state)
+    check_journal(entries, [job.spec.id for job in jobs])
+    found = outcomes(entries)
+    assert {job.spec.id: found[job.spec.id].digest for job in jobs} == {
+        job.spec.id: digest_alone(tmp_path / "code", job) for job in jobs
+    }
 
 
 @pytest.mark.slow

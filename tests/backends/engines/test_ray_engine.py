@@ -21,6 +21,7 @@ from carpool.backends.engines.ray_agent import NodeAgent, agent_environment, del
 from carpool.backends.engines.ray_engine import (
     DriverFailed,
     DriverOptions,
+    RayDriver,
     RayEngine,
     RayNode,
     check_address,
@@ -65,7 +66,7 @@ def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
     with pytest.raises(InputError, match=f"127.0.0.1:{port}: nothing listens there"):
         check_address(f"127.0.0.1:{port}")
     for wrong in ("nowhere", "ray://127.0.0.1:10001", "127.0.0.1:"):
-        with pytest.raises(InputError, match="Write HOST:PORT"):
+        with pytest.raises(InputError, match=f"{wrong}' is no address .* Write HOST:PORT"):
             check_address(wrong)
 
 
@@ -149,7 +150,7 @@ HANGING = """
 import json, sys
 NODE = {"id": "1", "host": "box", "gpus": 0.0, "cpus": 1.0, "member": ""}
 HOST = {"address": "127.0.0.1", "port": 1, "token": "secret", "tls": False}
-ANSWERS = {"connect": {"address": ""}, "nodes": [NODE], "start": HOST}
+ANSWERS = {"connect": {"address": "auto", "is_own": False}, "nodes": [NODE], "start": HOST}
 for line in sys.stdin:
     request = json.loads(line)
     if request["do"] == sys.argv[1]:
@@ -202,3 +203,105 @@ def test_a_hung_driver_does_not_keep_the_scheduler_from_ending(tmp_path: Path) -
 
     asyncio.run(start())
     run_aside(engine.close)
+
+
+LATE = """
+import json, sys
+requests = [json.loads(sys.stdin.readline()) for _ in range(2)]
+for request in requests:
+    print(json.dumps({"id": request["id"], "answer": request["do"]}), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_answer_to_a_cancelled_request_does_not_stop_later_answers(tmp_path: Path) -> None:
+    options = DriverOptions((sys.executable, "-c", LATE), PATIENCE_S, PATIENCE_S)
+    driver = RayDriver(tmp_path / "log", os.environ, options)
+
+    async def ask() -> str:
+        asyncio.wrap_future(driver.request("first")).cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            return str(await asyncio.wrap_future(driver.request("second")))
+
+    assert asyncio.run(ask()) == "second"
+    driver.close()
+
+
+ONCE = """
+import json, sys
+request = json.loads(sys.stdin.readline())
+with open(sys.argv[1], "a") as asked:
+    print(request["address"], file=asked)
+print(json.dumps({"id": 1, "answer": {"address": sys.argv[2], "is_own": sys.argv[3] == "own"}}), flush=True)
+sys.stdin.readline()
+print(json.dumps({"id": 2, "answer": []}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("whose", "asked"), [("own", "\n\n"), ("found", "\n{address}\n")])
+def test_a_driver_is_started_again_for_the_cluster_that_was_found(whose: str, asked: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        command = (sys.executable, "-c", ONCE, str(tmp_path / "asked"), address, whose)
+        engine = RayEngine(tmp_path, options=DriverOptions(command, PATIENCE_S, PATIENCE_S))
+        asyncio.run(engine.find())
+        assert engine._driver is not None
+        engine._driver._reading.join(PATIENCE_S)  # until it has reaped the process
+        asyncio.run(engine.find())
+        engine.close()
+    assert (tmp_path / "asked").read_text() == asked.format(address=address)
+
+
+DYING = """
+import json, sys
+sys.stdin.readline()
+sys.stderr.write(sys.argv[1])
+sys.stderr.flush()
+print(json.dumps({"id": 1, "kind": "error", "error": "Failed to connect to Ray"}), flush=True)
+"""
+FORGOTTEN = "Check failed: WrongClusterID: after it has restarted.\n*** StackTrace ***\n/x/_raylet.so(+0x1) ray"
+
+
+@pytest.mark.parametrize(
+    ("log", "way_out"),
+    [
+        (FORGOTTEN, "Start its other nodes again"),
+        ("InvalidAuthToken: missing or incorrect", "set RAY_AUTH_TOKEN"),
+        ("refused", "Run carpool on a machine of the Ray cluster"),
+    ],
+)
+def test_what_ray_logs_decides_what_to_do(log: str, way_out: str, tmp_path: Path) -> None:
+    (tmp_path / "ray-driver.log").write_text(f"{FORGOTTEN}\nInvalidAuthToken\n")  # of an earlier driver
+    command = (sys.executable, "-c", DYING, log)
+    with pytest.raises(InputError, match=f"Failed to connect to Ray. .*{way_out}"):
+        asyncio.run(RayEngine(tmp_path, "auto", options=DriverOptions(command, PATIENCE_S)).find())
+
+
+def test_a_driver_that_ends_is_quoted_without_stack_traces(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", f"import sys; sys.stderr.write({FORGOTTEN!r})")
+    with pytest.raises(DriverFailed, match=r"has restarted\. .* Start its other nodes again") as failed:
+        asyncio.run(RayEngine(tmp_path, "auto", options=DriverOptions(command, PATIENCE_S)).find())
+    assert "_raylet.so" not in str(failed.value)
+
+
+def test_requests_at_once_start_one_driver(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", LISTING, str(tmp_path / "started"))
+    engine = RayEngine(tmp_path, options=DriverOptions(command, PATIENCE_S, PATIENCE_S))
+
+    async def find() -> None:
+        await asyncio.gather(engine.find(), engine.find())
+
+    asyncio.run(find())
+    engine.close()
+    assert (tmp_path / "started").read_text() == "x"
+
+
+LISTING = """
+import json, sys
+with open(sys.argv[1], "a") as started:
+    started.write("x")
+for line in sys.stdin:
+    request = json.loads(line)
+    answer = [] if request["do"] == "nodes" else {"address": "", "is_own": True}
+    print(json.dumps({"id": request["id"], "answer": answer}), flush=True)
+"""

@@ -156,10 +156,14 @@ def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
         run_slurm("scontrol", "show", "node", environment=environment, limit_s=0.1)
 
 
-def test_a_command_of_slurm_that_fails_is_quoted(tmp_path: Path) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho bad partition >&2; exit 1\n", encoding="ascii")
+@pytest.mark.parametrize(
+    ("script", "quoted"),
+    [("echo bad partition >&2", "bad partition"), ("echo no such node", "no such node"), ("true", "exit code 1")],
+)
+def test_a_command_of_slurm_that_fails_is_quoted(script: str, quoted: str, tmp_path: Path) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{script}; exit 1\n", encoding="ascii")
     (tmp_path / "sbatch").chmod(0o755)
-    with pytest.raises(InputError, match="sbatch job failed: bad partition"):
+    with pytest.raises(InputError, match=f"sbatch job failed: {quoted}"):
         run_slurm("sbatch", "job", environment={"PATH": str(tmp_path)})
     with pytest.raises(InputError, match="squeue is not installed here"):
         run_slurm("squeue", environment={"PATH": str(tmp_path)})

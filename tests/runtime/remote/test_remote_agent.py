@@ -59,7 +59,9 @@ def test_who_has_the_token_learns_of_the_machine(tls: bool, tmp_path: Path) -> N
             with pytest.raises(InputError):
                 await connect(replace(host, tls=not tls), "facts")
             files = RemoteFiles(host)
-            assert await files.missing_paths([str(tmp_path), "/no/such"]) == ["/no/such"]
+            await files.require_paths("j", [str(tmp_path)])
+            with pytest.raises(InputError, match="job 'j' names /no/such, which does not exist there"):
+                await files.require_paths("j", [str(tmp_path), "/no/such"])
             files.close()
             await agent.close()
 
@@ -181,7 +183,7 @@ def test_a_request_over_a_silent_link_ends(tmp_path: Path) -> None:
         agent = make_agent(tmp_path, tls=False, kind=Silent)
         async with listening(agent.on_connection, None) as host:
             with pytest.raises(TimeoutError):
-                await RemoteFiles(host, timeout_s=0.05).missing_paths(["/"])
+                await RemoteFiles(host, timeout_s=0.05).require_paths("j", ["/"])
             await agent.close()
 
     asyncio.run(main())

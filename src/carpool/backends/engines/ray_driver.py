@@ -50,7 +50,8 @@ class Driver:
         for name in self._ray.util.list_named_actors():
             if name.startswith(_PREFIX):
                 self._adopt(name.removeprefix(_PREFIX))
-        return {"address": self._ray.get_runtime_context().gcs_address}
+        is_own = bool(self._ray._private.worker._global_node.is_head())  # started here: no public API says so
+        return {"address": self._ray.get_runtime_context().gcs_address, "is_own": is_own}
 
     def _adopt(self, node: str) -> None:
         """Find out which member a node was for an earlier scheduler."""

@@ -36,6 +36,7 @@ _READ_BYTES = 1 << 16
 _END_S = 30.0  # for a driver whose stream was closed
 _LOG_TAIL = 600  # characters
 _MAX_NAME = 60
+_CONNECT = "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints."
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class RayDriver:
         self._silence_s = options.init_s
         self._silence_later_s = options.silence_s  # once it is connected
         with log.open("ab") as output:
+            self._log_from = output.tell()
             self._process = subprocess.Popen(
                 list(options.command),
                 env=environment,
@@ -93,10 +95,15 @@ class RayDriver:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def request(self, do: str, **values: Any) -> Future[Any]:
         """Send a request; its future raises InputError for one that Ray refuses, DriverFailed if the driver ends."""
         assert self._process.stdin is not None, "it is a pipe"
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # a task that waits may be cancelled, the answer still comes
         with self._lock:
             self._number += 1
             if not self._waiting:
@@ -150,9 +157,15 @@ class RayDriver:
             self._process.kill()
 
     def _ended(self) -> DriverFailed:
-        tail = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LOG_TAIL:]
+        tail = self.last_words()
         problem = f"Ray answered nothing for {self._silence_s:g} s" if self._is_hung else "the connection was lost"
-        return DriverFailed(f"{problem}: {tail}", where="--engine ray", way_out=f"Read {self._log}.")
+        return DriverFailed(f"{problem}: {tail}", where="--engine ray", way_out=_way_out(tail, f"Read {self._log}."))
+
+    def last_words(self) -> str:
+        """The end of what this driver wrote to the log, without stack traces of Ray's libraries."""
+        lines = self._log.read_bytes()[self._log_from :].decode("utf-8", "replace").splitlines()
+        kept = [line for line in lines if not re.match(r"\*\*\* |\S+\.so\S*\(", line)]
+        return "\n".join(kept).strip()[-_LOG_TAIL:]
 
     def close(self) -> None:
         """End the process, and a local Ray that it started."""
@@ -185,6 +198,7 @@ class RayEngine:
         self._address = address
         self._devices = devices  # of each node, as --devices
         self._driver: RayDriver | None = None
+        self._connecting = threading.Lock()
         self._nodes: dict[str, RayNode] = {}  # by member, of those that are alive
         self._has_gpus = devices.startswith("cuda")
         self._size = 1.0  # GPUs, or cores, of the smallest node
@@ -204,6 +218,10 @@ class RayEngine:
     @property
     def left_running(self) -> frozenset[str]:
         return self._left_running or frozenset()
+
+    @property
+    def driver_pid(self) -> int | None:
+        return None if self._driver is None else self._driver.pid
 
     def node_id(self, name: str) -> str:
         """Ray's name of the node that a member runs on; empty if it is gone."""
@@ -226,7 +244,8 @@ class RayEngine:
         await self._ask("request", bundles=[{"GPU" if self._has_gpus else "CPU": self._size}] * nodes)
 
     def close(self, *, keep: Callable[[str], bool] = lambda name: False) -> None:
-        driver, self._driver = self._driver, None
+        with self._connecting:
+            driver, self._driver = self._driver, None
         if driver is None:
             return
         ending = [name for name in self._started if name in self._nodes and not keep(name)]
@@ -245,17 +264,26 @@ class RayEngine:
         return await asyncio.wrap_future(self._driver.request(do, **values))
 
     def _connect(self) -> None:
-        check_installed()
-        if self._address:
-            check_address(self._address)
-        self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Start a driver unless another thread has."""
+        with self._connecting:
+            if self._driver is not None and self._driver.is_alive:
+                return
+            check_installed()
+            if self._address:
+                check_address(self._address)
+            if self._driver is not None:
+                self._driver.close()
+            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._driver = self._with_token_if_needed()
+
+    def _with_token_if_needed(self) -> RayDriver:
         first, *others = driver_environments(os.environ)
         try:
-            self._driver = self._connected(first)
+            return self._connected(first)
         except InputError as error:
             if not others or "Failed to connect" not in str(error):
                 raise
-            self._driver = self._connected(others[0])
+            return self._connected(others[0])
 
     def _connected(self, environment: Mapping[str, str]) -> RayDriver:
         """A driver that is connected to the cluster; InputError with Ray's reason if it cannot be."""
@@ -264,9 +292,11 @@ class RayEngine:
             found = driver.request("connect", address=self._address).result()
         except InputError as error:
             driver.close()
-            problem = f"cannot connect to Ray at {self._address or 'this machine'}: {error}"
-            raise type(error)(problem, where="--engine ray", way_out=_way_out(str(error))) from None
-        if self._address:
+            problem = f"cannot connect to Ray at {self._address or 'this machine'}: {error.problem}"
+            raise type(error)(
+                problem, where="--engine ray", way_out=_way_out(f"{error} {driver.last_words()}", _CONNECT)
+            ) from None
+        if not found["is_own"]:  # the next driver must not start a Ray of its own while this cluster's head is away
             self._address = found["address"]
         return driver
 
@@ -283,13 +313,17 @@ def driver_environments(own: Mapping[str, str]) -> list[Mapping[str, str]]:
     return [own, {**own, "RAY_AUTH_MODE": "token"}]
 
 
-def _way_out(problem: str) -> str:
+def _way_out(problem: str, otherwise: str) -> str:
     if "ersion mismatch" in problem:
         return "Install the same Ray and Python here as on the cluster."
-    return (
-        "Run carpool on a machine of the Ray cluster, with the address that `ray start --head` prints, "
-        "and with its token if it asks for one (RAY_AUTH_MODE=token)."
-    )
+    if "InvalidAuthToken" in problem:
+        return "The cluster asks for a token: set RAY_AUTH_TOKEN, or write ~/.ray/auth_token, as on its head."
+    if "WrongClusterID" in problem:
+        return (
+            "Ray's head was started again without its tables. Start its other nodes again, too; "
+            "with RAY_REDIS_ADDRESS set for the head they need not be."
+        )
+    return otherwise
 
 
 def check_installed() -> None:
@@ -305,7 +339,7 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     way_out = "Write HOST:PORT, as `ray start --head` prints it; carpool runs on a machine of that cluster."
     if not host or not port.isdecimal() or "/" in address:
-        raise InputError(f"--ray-address {address!r}", way_out=way_out)
+        raise InputError(f"--ray-address {address!r} is no address of a cluster's head", way_out=way_out)
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, OverflowError) as error:

@@ -196,7 +196,8 @@ def run_slurm(*words: str, environment: Mapping[str, str], limit_s: float = _ANS
         problem = f"{shlex.join(words)} did not answer within {limit_s:g} s"
         raise InputError(problem, way_out="Check with `scontrol ping` that slurmctld runs.") from None
     if done.returncode:
-        raise InputError(f"{shlex.join(words)} failed: {done.stderr.strip()[-_LOG_TAIL:]}")
+        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"  # scontrol: on stdout
+        raise InputError(f"{shlex.join(words)} failed: {said[-_LOG_TAIL:]}", way_out="See `sinfo` and `squeue`.")
     return done.stdout
 
 

@@ -185,8 +185,15 @@ class RemoteFiles:
             self._connection.writer.close()
             self._connection = None
 
-    async def missing_paths(self, paths: Sequence[str]) -> list[str]:
-        return list((await self.request({"do": "missing", "paths": list(paths)}))[0]["missing"])
+    async def require_paths(self, job: str, paths: Sequence[str]) -> None:
+        """InputError for a path that a job names and the machine lacks."""
+        missing = (await self.request({"do": "missing", "paths": list(paths)}))[0]["missing"] if paths else []
+        if missing:
+            raise InputError(
+                f"job {job!r} names {missing[0]}, which does not exist there",
+                where=f"host {self._host.name!r}",
+                way_out="Copy or mount it at the same path, or keep it in the job's folder.",
+            )
 
     async def put_code(self, digest: str, content: bytes) -> None:
         """Send a code archive unless the machine has it."""

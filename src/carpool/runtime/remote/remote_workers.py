@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from carpool.core.errors import CarpoolError, InputError
+from carpool.core.errors import CarpoolError
 from carpool.core.model import JobId
 from carpool.jobs.code_archive import absolute_paths
 from carpool.jobs.devices import RemoteDevice
@@ -201,11 +201,7 @@ class RemoteWorkers:
         files, code = RemoteFiles(host, purpose="code"), code_of(self._state, job)
         try:
             paths = absolute_paths([*program.args.values(), *program.environment.values()])
-            if missing := await files.missing_paths(paths) if paths else []:
-                raise InputError(
-                    f"job {job!r} names {missing[0]}, which does not exist there",
-                    way_out="Copy or mount it at the same path, or keep it in the job's folder.",
-                )
+            await files.require_paths(job, [*paths, *(code.links.values() if code is not None else ())])
             if code is not None:
                 await files.put_code(code.digest, await asyncio.to_thread(code.archive.read_bytes))
                 await files.unpack(job, code.digest, code.links)
