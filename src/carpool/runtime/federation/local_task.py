@@ -64,6 +64,11 @@ class LocalTask:
         )
         self._initial = copy.deepcopy(self._trainer.state_dict())
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether its steps are captured as CUDA graphs, which takes a few of them."""
+        return self._trainer.graphs is not None
+
     def begin(self, weights: Weights, start: int, samples: int, batch_size: int) -> None:
         """Load a round's weights; `start` is the number of samples this device has processed in earlier rounds."""
         cursor = {"step": start, "epoch": start // self.num_samples, "offset": start % self.num_samples}
