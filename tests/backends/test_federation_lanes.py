@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from carpool.runtime.process.shared_memory import memory_file_of, read_memory_fi
 from carpool.runtime.sharing.mps_daemon import PERCENTAGE, MpsDaemon, MpsUnavailable
 from tests.backends.test_federation_run import ENTRIES, Runs
 
-_STALLED_S = 60.0
+_STALLED_S = 120.0
 LANE = {PERCENTAGE: "100"}
 MORE = """
 from carpool.runtime.sharing.mps_daemon import PERCENTAGE
@@ -90,14 +90,14 @@ def run() -> Iterator[Runs]:
 
 
 def worked(
-    run: Runs, file: FederationFile, folder: Path, cycles: Sequence[Sequence[float]], *, lane: bool = True,
-    in_turn: bool = False,
+    run: Runs, file: FederationFile, folder: Path, cycles: Sequence[Sequence[float]], *,
+    lane: Mapping[str, str] = LANE, in_turn: bool = False,
 ) -> list[list[tuple[TaskResult, str]]]:  # fmt: skip
     """The results of cycles with these shares on one device, and the digests of its updates."""
 
     async def work() -> list[list[tuple[TaskResult, str]]]:
         server, _, weights = await start_process(run.forks, HostTasks("server", file.hosted_tasks()), folder)
-        host = host_message(file, file.devices[0], LANE if lane else {})
+        host = host_message(file, file.devices[0], lane)
         process, _, _ = await start_process(run.forks, host, folder)
         server.close()
         found = []
@@ -142,7 +142,7 @@ EQUAL = (0.5, 0.5, 0.5)
 
 def test_updates_on_lanes_are_those_in_turn_and_a_changed_share_restarts_one_process(tmp_path: Path, run: Runs) -> None:
     file = described(tmp_path)
-    (in_turn,) = worked(run, file, tmp_path, [EQUAL], lane=False)
+    (in_turn,) = worked(run, file, tmp_path, [EQUAL], lane={})
     for name in NAMES:
         (tmp_path / name).unlink()
     found = worked(run, file, tmp_path, [(1.0, 1.0, 1.0), (1.0, 0.5, 1.0), (1.0, 0.5, 0.33)])

@@ -16,7 +16,7 @@ from carpool.federated.updates import Weights, decode_weights, encode_weights
 from carpool.jobs.program import Program
 from carpool.runtime.compat.process_lifetime import set_process_name
 from carpool.runtime.engine.training import as_metrics
-from carpool.runtime.errors import LeaveRequested
+from carpool.runtime.errors import LaneMismatch, LeaveRequested
 from carpool.runtime.federation.flower_task import ClientAppTask, Evaluate, load_model
 from carpool.runtime.federation.local_runs import LocalRuns, RoundTask
 from carpool.runtime.federation.local_task import (
@@ -39,7 +39,7 @@ from carpool.runtime.process.protocol import (
     WorkerFailed,
 )
 from carpool.runtime.process.shared_memory import memory_file_of, read_memory_file
-from carpool.runtime.process.worker_setup import configure_job, load_program, start_cuda_lane
+from carpool.runtime.process.worker_setup import configure_job, inspect_gpu, load_program, start_cuda_lane
 from carpool.runtime.worker.error_classifier import describe_error, failure_message, is_process_lost, root_cause
 
 _TIMED_STEPS = {False: (1, 2), True: (8, 10)}  # of a task before the first cycle, by graphs: not counted, and counted
@@ -96,6 +96,8 @@ def _configure(host: HostTasks) -> None:
         device = torch.device(host.device)
         torch.cuda.set_device(device)
         start_cuda_lane(device, host.lane)
+        if host.lane and inspect_gpu(device).is_mps_client is False:  # with 100 % its multiprocessors do not tell
+            raise LaneMismatch("MPS is not active")
 
 
 class _Lost(Exception):
@@ -173,7 +175,10 @@ class _Device:
 
     def _load(self, spec: Mapping[str, Any], part: int) -> tuple[RoundTask | None, int]:
         if not spec["client_app"]:
-            return load_local_task(spec, part, self._host.num_parts, torch.device(self._host.device))
+            task, volume = load_local_task(spec, part, self._host.num_parts, torch.device(self._host.device))
+            if task is not None:
+                task.awaits_device = not self._host.lane  # a lane is the task's own
+            return task, volume
         task = ClientAppTask(spec, part, self._host.num_parts)
         return (task, task.num_samples) if task.num_samples else (None, 0)
 

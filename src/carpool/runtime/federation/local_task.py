@@ -54,6 +54,7 @@ class LocalTask:
         self.num_samples = training.num_samples
         self.batch_size = training.batch_size
         self.progress = RoundProgress()
+        self.awaits_device = True  # after each step, so that its time is known and the next task has the device
         self._left = 0
         self._anchor = [parameter.detach().clone().to(device) for parameter in training.model.parameters()]
         if proximal:
@@ -89,7 +90,8 @@ class LocalTask:
         made = trainer.step()
         self._left -= made.num_samples
         done.samples += made.num_samples
-        trainer.synchronize()  # so that its time is known
+        if self.awaits_device:
+            trainer.synchronize()
         done.steps += 1
         done.loss_sum += made.loss
         done.is_done = self._left <= (1 if trainer.training.batch_norms else 0)

@@ -1,7 +1,4 @@
-"""Task processes: a device works on its tasks side by side, each in a process of its own.
-
-A CPU device has as many cores as tasks that work at once; a GPU gives each task a lane under MPS.
-"""
+"""Task processes: a device works on its tasks side by side, each in a process of its own on a core or a GPU lane."""
 
 from __future__ import annotations
 
