@@ -60,7 +60,8 @@ def mishap(folder, own, calls):
             os._exit(9)
         if kind == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        name = "MPS server is not ready" if kind == "mps" else "an illegal memory access was encountered"
+        raise RuntimeError(f"CUDA error: {name}")
 
 def does_not_fit(folder, own):
     if PERCENTAGE in os.environ:
@@ -160,7 +161,7 @@ def test_tasks_follow_one_another_only_if_ordered(tmp_path: Path, run: Runs, in_
     assert (switches == 2) is in_turn
 
 
-@pytest.mark.parametrize("mishap", ["faults", "exits"])
+@pytest.mark.parametrize("mishap", ["faults", "exits", "mps"])
 def test_after_a_fault_that_does_not_come_again_all_updates_are_made(tmp_path: Path, run: Runs, mishap: str) -> None:
     (clean,) = worked(run, described(tmp_path), tmp_path, [EQUAL])
     (tmp_path / f"b-{mishap}-at-once").touch()
@@ -182,6 +183,12 @@ def test_a_task_that_faults_alone_fails_and_the_others_are_made(tmp_path: Path, 
 def test_a_task_that_runs_out_of_memory_on_lanes_is_not_at_fault(tmp_path: Path, run: Runs) -> None:
     (tmp_path / "c-memory").touch()
     with pytest.raises(NoLanes, match="task 'c': OutOfMemoryError: CUDA out of memory"):
+        worked(run, described(tmp_path), tmp_path, [EQUAL])
+
+
+def test_without_a_working_service_the_tasks_take_turns_and_none_is_at_fault(tmp_path: Path, run: Runs) -> None:
+    (tmp_path / "b-mps-always").touch()
+    with pytest.raises(NoLanes, match="task 'b': CUDA error: MPS server is not ready"):
         worked(run, described(tmp_path), tmp_path, [EQUAL])
 
 

@@ -14,7 +14,7 @@ GPU, KIND = DeviceName("gpu"), Kind("cuda:0")
 ALONE_S = {A: 0.004, B: 0.002, C: 0.001}  # per sample
 LEVELS = (0.2, 0.33, 0.5, 0.8, 1.0)
 
-Speeds = Callable[[Mapping[str, float]], float]  # of each task side by side, by shares
+Speeds = Callable[[Mapping[TaskName, float]], float]  # of each task side by side, by shares
 
 
 def lane_tasks(shares: Sequence[float] = (1.0, 1.0, 1.0), load_s: float = 2.0) -> list[LaneTask]:
@@ -100,8 +100,9 @@ class Emulated:
         self.restarts: list[int] = []  # processes started in each cycle
 
     def joined(self, load_s: float = 2.0) -> DeviceJoined:
-        loads = dict.fromkeys(ALONE_S, load_s) if load_s else {}
-        return DeviceJoined(GPU, KIND, dict.fromkeys(ALONE_S, 1000), dict(ALONE_S), load_s=loads)
+        alone_s = {str(name): sample_s for name, sample_s in ALONE_S.items()}
+        loads = dict.fromkeys(alone_s, load_s) if load_s else {}
+        return DeviceJoined(GPU, KIND, dict.fromkeys(alone_s, 1000), alone_s, load_s=loads)
 
     def run(self) -> None:
         given = self.coordinator.handle(0.0, [self.joined()])
@@ -127,7 +128,7 @@ class Emulated:
 def test_lanes_change_early_in_a_long_federation_and_never_in_a_short_one() -> None:
     """Side by side at whole lanes is slow here, at smaller ones fast."""
 
-    def crowded(shares: Mapping[str, float]) -> float:
+    def crowded(shares: Mapping[TaskName, float]) -> float:
         return 0.9 if sum(shares.values()) < 2.0 else 0.6
 
     long, short = Emulated(crowded, 40), Emulated(crowded, 1)

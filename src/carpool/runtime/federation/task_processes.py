@@ -29,7 +29,10 @@ from carpool.runtime.process.protocol import (
     WorkerFailed,
 )
 from carpool.runtime.sharing.lanes import FaultIsolation, percent
-from carpool.runtime.sharing.mps_daemon import with_percentage
+from carpool.runtime.sharing.mps_daemon import is_mps_error, with_percentage
+
+_LEAST_S = 1e-3
+_MAX_MPS_ERRORS = 3  # of the service and not of a task; then the tasks take turns
 
 Host = Callable[[Channel, HostTasks], int]
 
@@ -84,6 +87,7 @@ class TaskProcesses:
         self._cycle: _Cycle | None = None
         self._isolation = FaultIsolation[str]()
         self._is_loaded = False
+        self._mps_errors = 0
 
     def serve(self) -> int:
         """Serve until the channel ends; the exit code."""
@@ -126,6 +130,8 @@ class TaskProcesses:
             self._stop([work.task])
         if work.task not in self._processes:
             self._start(work.task, work.share)
+            if order.deadline_s:
+                order = replace(order, deadline_s=max(order.deadline_s - self._about[work.task]["load_s"], _LEAST_S))
         process = self._processes[work.task]
         process.is_idle = False
         with contextlib.suppress(Closed):  # it has just died, which the poll tells
@@ -196,12 +202,14 @@ class TaskProcesses:
 
     def _on_lost(self, name: str, failed: WorkerFailed) -> None:
         """A process on a lane cannot continue: without lanes if that is why, else again from the round's weights."""
-        if failed.kind in ("lane", "memory") or not self._is_loaded:
+        self._mps_errors += is_mps_error(failed.error)
+        if failed.kind in ("lane", "memory") or not self._is_loaded or self._mps_errors >= _MAX_MPS_ERRORS:
             self._stop(self._processes)
             self._channel.send(TasksReady(no_lanes=f"task {name!r}: {failed.error}"))
             raise LeaveRequested
         working = [] if self._cycle is None else self._cycle.working
         is_blamed = self._isolation.on_fault((), [(task, 0) for task in working]) and name in working
+        is_blamed = is_blamed and not is_mps_error(failed.error)
         self._stop(self._processes)
         if self._cycle is not None:
             self._cycle.isolate()
