@@ -179,8 +179,8 @@ class _Device:
             if task is not None:
                 task.awaits_device = not self._host.lane  # a lane is the task's own
             return task, volume
-        task = ClientAppTask(spec, part, self._host.num_parts)
-        return (task, task.num_samples) if task.num_samples else (None, 0)
+        app = ClientAppTask(spec, part, self._host.num_parts)
+        return (app, app.num_samples) if app.num_samples else (None, 0)
 
     def _sample_s(self, task: RoundTask) -> float:
         """Seconds per sample, from a few steps; each round loads its own weights, so they leave no trace.
