@@ -1,9 +1,9 @@
 """Tasks of a GPU device side by side as clients of MPS: on a CPU, where lanes do not change what is computed."""
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ def mishap(folder, own, calls):
     if calls != 4:  # the first in a cycle: three steps are timed before it
         return
     where, happened = Path(folder), Path(folder, "happened")
+    (where / f"met:{own}").touch()
+    while Path(folder, "meet").exists() and len(list(where.glob("met:*"))) < 3:
+        threading.Event().wait(0.01)
     if list(where.glob("*-at-once")) and not list(where.glob(f"{own}-*")) and not happened.exists():
         (where / f"waits:{own}").touch()
         threading.Event().wait()  # no other task is done before it happens
@@ -151,14 +154,19 @@ def test_updates_on_lanes_are_those_in_turn_and_a_changed_share_restarts_one_pro
     assert starts(tmp_path) == {"a": ["100"], "b": ["100", "50"], "c": ["100", "33"]}
 
 
-@pytest.mark.parametrize("in_turn", [True, False])
-def test_tasks_follow_one_another_only_if_ordered(tmp_path: Path, run: Runs, in_turn: bool) -> None:
-    (cycle,) = worked(run, described(tmp_path), tmp_path, [(1.0, 1.0, 1.0)], in_turn=in_turn)
+def test_tasks_follow_one_another_if_ordered(tmp_path: Path, run: Runs) -> None:
+    (cycle,) = worked(run, described(tmp_path), tmp_path, [(1.0, 1.0, 1.0)], in_turn=True)
     digests(cycle)
     steps = (tmp_path / "steps").read_text()
     assert steps[:9] == "aaabbbccc", "each is timed alone before the first cycle"
-    switches = sum(one != other for one, other in itertools.pairwise(steps[9:]))
-    assert (switches == 2) is in_turn
+    assert sorted((name, len(list(made))) for name, made in groupby(steps[9:])) == [("a", 15), ("b", 15), ("c", 15)]
+
+
+def test_tasks_run_at_the_same_time(tmp_path: Path, run: Runs) -> None:
+    """In its first step each waits for the others, which in turn it would for ever."""
+    (tmp_path / "meet").touch()
+    (cycle,) = worked(run, described(tmp_path), tmp_path, [(1.0, 1.0, 1.0)])
+    digests(cycle)
 
 
 @pytest.mark.parametrize("mishap", ["faults", "exits", "mps"])
@@ -237,6 +245,14 @@ def test_tasks_that_do_not_fit_side_by_side_take_turns(tmp_path: Path, run: Runs
     assert len([fact for record in records for fact in record.facts if isinstance(fact, DeviceLost)]) == 1
     orders = [order for record in records for order in record.orders if isinstance(order, StartWork)]
     assert orders[0] == orders[1], "the same work again"
+
+
+def test_a_reason_that_holds_for_several_devices_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = on_gpus(tmp_path, [{"name": "gpu", "device": "cuda:0", "count": 2}])
+    lanes = FederationLanes(file, file.devices)
+    for device in file.devices:
+        lanes.refuse(device, "MPS is not active")
+    assert caplog.messages == ["the tasks of gpu-0 take turns on its GPU: MPS is not active"]
 
 
 class Daemon(MpsDaemon):
