@@ -1,6 +1,6 @@
 """Samples per cycle of several federated tasks on GPUs: our plans and lanes against what people run.
 
-    PYTHONPATH=src python benchmarks/federated_gpu.py [--limit 230] [--device cpu]
+    PYTHONPATH=src python benchmarks/federated_gpu.py [--mixes R50] [--limit 200] [--worker-limit 300] [--device cpu]
 
 The text's setting: a fleet of devices, each trains three models of the text (as published, on pictures of CIFAR-10's
 shape) at batch size 128, with imbalanced data: 50,000 samples of each task, spread over four devices as 4:3:2:1,
@@ -25,6 +25,12 @@ together on equal devices, but process as much of a task where its data is as wh
 Ours is the plan `shortest` of `carpool federate` (all devices together process as many samples as with the baselines)
 with batch sizes fixed too: the coordinator plans by the share search with the live estimator, measured windows of the
 shares it chose teach that, and the last two cycles count. Ratios are against the best row of a group, by measure.
+
+- seats: the benchmark's own resident processes with carpool's trainer carry the plan out;
+- workers: the device processes of `carpool federate` do, each task a client of MPS, with steps timed as they report
+  them; the coordinator has nothing but these reports. Cycles with the exchange of weights are shown beside;
+- workers, matched: the same with batch sizes of half to twice their own in proportion to a device's data of each task
+  (`batch_range`), so that its tasks make equally many steps: the text's first objective.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ import signal
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -56,6 +62,9 @@ from sharing.cycles import (
 )
 from sharing.mixes import Mix, mix, tiny
 from sharing.room import PLAIN, Room
+from sharing.workers import Workers, described, run_workers, with_ranges, workers
+
+from carpool.core.errors import CarpoolError
 
 MIXES = (
     mix("R50+S2+D121", ("resnet50", 128), ("shufflenet_v2", 128), ("densenet121", 128)),
@@ -69,6 +78,7 @@ EQUAL = (33, 50, 100)
 PLANS = ("equal-epochs", "equal-steps")
 TARGETS = {"eager": 2.8, "graphs": 1.8, "lanes": 1.25}  # of both measures
 _COUNTED = 2  # last cycles of ours
+_RANGE = (0.5, 2.0)  # of batch sizes that are matched to volumes, relative to the task's own
 
 
 class OutOfTime(Exception):
@@ -85,6 +95,7 @@ class Setup:
     cycles: int
     levels: Sequence[int]
     equal: Sequence[int]
+    samples: int = 50_000  # of each task, as CIFAR-10 has
 
 
 @dataclass(slots=True)
@@ -141,8 +152,8 @@ def compare(rows: Rows, ours: Sequence[Cycle], devices: Sequence[Device]) -> dic
     return {"baselines": table, "against_best": best}
 
 
-def measure_mix(rooms: tuple[Room, Room], whole: Mix, setup: Setup, found: dict[str, Any]) -> None:
-    """All rows of one mix, put into `found` as they come."""
+def measure_mix(rooms: tuple[Room, Room], whole: Mix, setup: Setup, found: dict[str, Any]) -> Rows:
+    """The baselines of one mix, and ours on seats, put into `found` as they come."""
     played = Fleet(whole, *rooms)
     load(played, setup)
     rates = {
@@ -157,9 +168,9 @@ def measure_mix(rooms: tuple[Room, Room], whole: Mix, setup: Setup, found: dict[
     found |= {"rates_alone": rates, "ours_trains": played.ours, "fleets": {}, "facts": played.lanes.facts}
     for level in setup.equal:
         lessons.verify((level / 100,) * len(whole.tasks))
-    rows = baselines(played, whole, setup, fleet(whole, SIZES, (1.0,) * len(SIZES[0])), rates)
+    rows = baselines(played, whole, setup, fleet(whole, SIZES, (1.0,) * len(SIZES[0]), setup.samples), rates)
     for name, slowdowns in FLEETS.items():
-        devices = fleet(whole, SIZES, slowdowns)
+        devices = fleet(whole, SIZES, slowdowns, setup.samples)
         cycles = max(_COUNTED, setup.cycles - 2 * bool(found["fleets"]))  # shares are known by then
         run = run_ours(federation(whole, "shortest", setup.epochs, setup.levels), devices, lessons, cycles)
         result = compare(rows, run.cycles[-_COUNTED:], devices)
@@ -173,6 +184,52 @@ def measure_mix(rooms: tuple[Room, Room], whole: Mix, setup: Setup, found: dict[
         found["fleets"][name] = result
         show(whole.name, name, result)
     found["vectors"] = [[list(shares), measured] for shares, measured in lessons.known.items()]
+    return rows
+
+
+def measure_workers(whole: Mix, setup: Setup, rows: Rows, device: str, found: dict[str, Any]) -> None:
+    """Ours through the device processes of `carpool federate`, put into `found` as it comes."""
+    began = time.monotonic()
+    equal = fleet(whole, SIZES, (1.0,) * len(SIZES[0]), setup.samples)
+    with workers(described(whole, SIZES, equal, device)) as hosts:
+        load_s = time.monotonic() - began
+        print(f"{whole.name}: device processes loaded in {load_s:.1f} s, lanes: {hosts.have_lanes}", flush=True)
+        found["workers"] = {"load_s": load_s, "have_lanes": hosts.have_lanes, "about": hosts.about, "fleets": {}}
+        cycles = setup.cycles
+        for way, batches in (("workers", None), ("workers, matched", _RANGE)):
+            for name, slowdowns in FLEETS.items():
+                devices = fleet(whole, SIZES, slowdowns, setup.samples)
+                print(f"  {way}, {name}", flush=True)
+                found["workers"]["fleets"].setdefault(name, {})[way] = through_workers(
+                    whole, replace(setup, cycles=cycles), rows, devices, hosts, batches
+                )
+                cycles = max(_COUNTED + 2, setup.cycles - 2)  # graphs and lanes are there by then
+                show(f"{whole.name}, {way}", name, found["workers"]["fleets"][name][way])
+
+
+def through_workers(
+    whole: Mix,
+    setup: Setup,
+    rows: Rows,
+    devices: Sequence[Device],
+    hosts: Workers,
+    batches: tuple[float, float] | None,
+) -> dict[str, Any]:
+    """Cycles through the device processes, against the baselines."""
+    rules = federation(whole, "shortest", setup.epochs, setup.levels)
+    did = run_workers(with_ranges(rules, *batches) if batches else rules, devices, hosts, setup.cycles)
+    result = compare(rows, did.run.cycles[-_COUNTED:], devices)
+    result["ours"] = {
+        "cycle_s": [cycle.cycle_s for cycle in did.run.cycles],
+        "cycle_with_exchange_s": did.whole_s,
+        "samples_per_s": [sum(cycle.throughputs()) for cycle in did.run.cycles],
+        "idle_part": [cycle.idle_part for cycle in did.run.cycles],
+        "residual": [each.mismatch for each in did.run.figures.cycles],
+        "shares": did.run.shares,
+        "in_turn": did.in_turn,
+        "batches": did.batches,
+    }
+    return result
 
 
 def load(played: Fleet, setup: Setup) -> None:
@@ -221,7 +278,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=0.5, help="per cycle, of all data")
     parser.add_argument("--seconds", type=float, default=0.4, help="of a window that measures rates")
     parser.add_argument("--cycles", type=int, default=6, help="of ours; the last two count")
-    parser.add_argument("--limit", type=float, default=200.0, help="seconds after which it ends with what it has")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds on seats")
+    parser.add_argument("--worker-limit", type=float, default=300.0, help="seconds through device processes")
     parser.add_argument("--name", default="federated_gpu", help="of the result file")
     given = parser.parse_args()
     signal.signal(signal.SIGALRM, _out_of_time)
@@ -230,13 +288,25 @@ def main() -> None:
     setup = Setup(given.epochs, given.seconds, 0.25, given.cycles, LEVELS, EQUAL)
     mixes = [whole for whole in MIXES if whole.name.startswith(tuple(given.mixes.split(",")))]
     if given.device != "cuda":
-        mixes, setup = [tiny(whole) for whole in mixes], Setup(0.004, 0.05, 0.5, given.cycles, LEVELS[1::2], EQUAL[:2])
+        mixes = [tiny(whole) for whole in mixes]
+        setup = Setup(0.1, 0.05, 0.5, given.cycles, LEVELS[1::2], EQUAL[:2], samples=2_000)
     results: dict[str, Any] = {"device": given.device, "epochs": setup.epochs, "sizes": SIZES, "mixes": {}}
+    rows: dict[str, Rows] = {}
     try:
         with mps() as environment, Room({}, given.device) as plain, Room(environment, given.device) as lanes:
-            measure(mixes, (plain, lanes), setup, results, given)
+            measure(mixes, (plain, lanes), setup, results, given, rows)
     except OutOfTime:
-        print("out of time")
+        print("out of time on seats", flush=True)
+    signal.setitimer(signal.ITIMER_REAL, given.worker_limit)
+    try:
+        for whole in [whole for whole in mixes if whole.name in rows]:
+            measure_workers(whole, setup, rows[whole.name], given.device, results["mixes"][whole.name])
+            save(given.name, results)
+    except OutOfTime:
+        print("out of time on workers")
+    except CarpoolError as error:
+        print(f"workers: {error}")
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
     print(f"saved to {save(given.name, results)}")
 
 
@@ -246,6 +316,7 @@ def measure(
     setup: Setup,
     results: dict[str, Any],
     given: argparse.Namespace,
+    rows: dict[str, Rows],
 ) -> None:
     """All mixes that there is time for; one that fails is recorded, and the others go on."""
     began = time.monotonic()
@@ -258,7 +329,7 @@ def measure(
         found: dict[str, Any] = {}
         results["mixes"][whole.name] = found
         try:
-            measure_mix(rooms, whole, setup, found)
+            rows[whole.name] = measure_mix(rooms, whole, setup, found)
         except Gone as gone:
             found["error"] = str(gone)
             print(f"{whole.name}: {gone}", flush=True)

@@ -92,7 +92,7 @@ KINDS: dict[str, tuple[Benchmark, ...]] = {
         Benchmark("gpu_memory.py --cases eight,two --reference", "gpu_memory", 6),
         Benchmark("gpu_warm.py", "gpu_warm", 4),
         Benchmark("gpu_colocation.py", "gpu_colocation", 30),
-        Benchmark("federated_gpu.py", "federated_gpu", 4),
+        Benchmark("federated_gpu.py --mixes R50", "federated_gpu", 9),
         Benchmark("runtime_overhead.py --device cuda --births 2 --rounds 4", "runtime_overhead_gpu", 6),
     ),
 }

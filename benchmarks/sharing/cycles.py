@@ -80,11 +80,13 @@ def _names(whole: Mix) -> list[TaskName]:
     return [TaskName(task.name) for task in whole.tasks]
 
 
-def fleet(whole: Mix, sizes: Sequence[Sequence[float]], slowdowns: Sequence[float]) -> list[Device]:
+def fleet(
+    whole: Mix, sizes: Sequence[Sequence[float]], slowdowns: Sequence[float], samples: int = _SAMPLES
+) -> list[Device]:
     """Devices whose volumes of each task stand in the proportions of one row of `sizes`."""
     count = len(slowdowns)
     parts = [
-        [len(part) for part in Partition(sizes=tuple(row)).split(_SAMPLES, count)] for row in sizes[: len(whole.tasks)]
+        [len(part) for part in Partition(sizes=tuple(row)).split(samples, count)] for row in sizes[: len(whole.tasks)]
     ]
     return [
         Device(

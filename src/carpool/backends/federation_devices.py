@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from carpool.backends.federation_lanes import FederationLanes
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.typed_fields import InvalidField, decode_fields, shown
 from carpool.federated.federation import DeviceName
@@ -95,6 +96,10 @@ class HostedProcess:
         self.channel.close()  # the process exits
 
 
+class NoLanes(CarpoolError):
+    """The tasks of a device cannot run side by side on its GPU; the message says why."""
+
+
 class LoadTimeout(InputError):
     """A process did not load its tasks in time."""
 
@@ -104,7 +109,8 @@ async def start_process(
 ) -> tuple[HostedProcess, dict[str, Any], list[bytes]]:
     """Start a process that hosts tasks. Returns what it reports about them, from a server also their initial weights.
 
-    `LoadTimeout` if that takes longer than ``load_s`` (0: no limit); the process is killed.
+    `LoadTimeout` if that takes longer than ``load_s`` (0: no limit); the process is killed. `NoLanes` if it has to be
+    started without lanes.
     """
     log = os.open(folder / f"{quote(host.name, safe='')}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
     ours, theirs = pair()
@@ -135,13 +141,31 @@ async def start_process(
     assert isinstance(ready, TasksReady), f"expected TasksReady, got {ready}"
     weights = [read_memory_file(fd) for fd in received.fds]
     close_all(received.fds)
+    if ready.no_lanes:
+        process.close()
+        raise NoLanes(ready.no_lanes)
     if ready.error:
         process.close()
         raise InputError(ready.error)
     return process, ready.tasks, weights
 
 
-def host_message(file: FederationFile, device: FederatedDevice) -> HostTasks:
+async def start_device(
+    forks: ForkServer, file: FederationFile, device: FederatedDevice, lanes: FederationLanes, folder: Path
+) -> tuple[HostedProcess, dict[str, Any]]:
+    """Start the process of a device, on lanes if it may have them; what it says about its tasks."""
+    async with lanes.loading(device):
+        while True:
+            host = host_message(file, device, lanes.environment(device))
+            try:
+                process, about, _ = await start_process(forks, host, folder, file.federation.load_s)
+            except NoLanes as error:
+                lanes.refuse(device, str(error))
+            else:
+                return process, about
+
+
+def host_message(file: FederationFile, device: FederatedDevice, lane: Mapping[str, str]) -> HostTasks:
     """What the process of a device hosts; InputError if this machine has fewer cores than the device."""
     part = file.devices.index(device)
     return HostTasks(
@@ -152,7 +176,13 @@ def host_message(file: FederationFile, device: FederatedDevice) -> HostTasks:
         device.device,
         _cores_of(file, part),
         slowdown=device.slowdown,
+        lane=lane,
     )
+
+
+def run_message(order: StartWork) -> RunTasks:
+    """An order as its device's process gets it."""
+    return RunTasks(order.cycle, order.work, order.deadline_s, order.in_turn)
 
 
 def _cores_of(file: FederationFile, part: int) -> tuple[int, ...]:
@@ -174,6 +204,7 @@ def joined(device: FederatedDevice, about: Mapping[str, Any]) -> DeviceJoined:
     try:
         volumes = {task: each["volume"] for task, each in about.items()}
         sample_s = {task: each["sample_s"] for task, each in about.items() if each["volume"]}
+        load_s = {task: each["load_s"] for task, each in about.items() if "load_s" in each}
     except (KeyError, TypeError):
         raise InvalidField("DeviceDescribed", "tasks", f"is {shown(about)}; each has a volume and sample_s") from None
     given = {
@@ -182,6 +213,7 @@ def joined(device: FederatedDevice, about: Mapping[str, Any]) -> DeviceJoined:
         "volumes": volumes,
         "sample_s": sample_s,
         "cores": device.cores,
+        "load_s": load_s,
     }
     return decode_fields(DeviceJoined, given)
 
@@ -200,7 +232,9 @@ class EmbeddedDevices:
     counts as lost after ``load_s`` or when a cycle is closed without it. One that ignores two closings is killed.
     """
 
-    def __init__(self, file: FederationFile, forks: ForkServer, folder: Path) -> None:
+    def __init__(
+        self, file: FederationFile, forks: ForkServer, folder: Path, lanes: FederationLanes | None = None
+    ) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self._file = file
         self._forks = forks
@@ -208,12 +242,14 @@ class EmbeddedDevices:
         self._inner: asyncio.Queue[Event] = asyncio.Queue()
         self._processes: dict[str, HostedProcess] = {}
         self._devices = {device.name: device for device in file.devices}
+        self._lanes = lanes or FederationLanes(file, file.devices)
         self._watcher: asyncio.Task[None] | None = None
         self._reloads: dict[str, asyncio.Task[None]] = {}
         self._reported: set[str] = set()  # devices that load again and were reported as lost
 
     async def start(self) -> list[DeviceJoined]:
         """Start all devices. One that does not load in time is left out if there are others."""
+        await self._lanes.start()
         starts = [self._start(device) for device in self._file.devices]
         found = await asyncio.gather(*starts, return_exceptions=True)
         failed = [each for each in found if isinstance(each, BaseException)]
@@ -227,8 +263,7 @@ class EmbeddedDevices:
         return ready
 
     async def _start(self, device: FederatedDevice) -> DeviceJoined:
-        host = host_message(self._file, device)
-        process, about, _ = await start_process(self._forks, host, self._folder, self._file.federation.load_s)
+        process, about = await start_device(self._forks, self._file, device, self._lanes, self._folder)
         if old := self._processes.get(device.name):
             process.restarts = old.restarts + 1
             process.is_working = old.is_working  # until the event is delivered
@@ -245,6 +280,9 @@ class EmbeddedDevices:
                 process.close()
                 process.is_working = True
                 self._reloads[name] = asyncio.create_task(self._replace(process, event))
+                continue
+            if isinstance(event, Received) and isinstance(event.message, TasksReady):
+                self._lanes.refuse(self._devices[DeviceName(name)], event.message.no_lanes)  # it exits
                 continue
             if isinstance(event, Received):
                 process.is_working, process.is_halted, process.restarts = False, False, 0
@@ -270,7 +308,7 @@ class EmbeddedDevices:
         if order.device in self._reloads:
             return  # it gets the order again once it is back
         process.is_working = True
-        send(process.channel, RunTasks(order.cycle, order.work, order.deadline_s), weights)
+        send(process.channel, run_message(order), weights)
 
     def halt(self, missing: Sequence[DeviceName]) -> None:
         for name in missing:
@@ -300,3 +338,4 @@ class EmbeddedDevices:
             task.cancel()
         for process in self._processes.values():
             process.close()
+        await self._lanes.stop()

@@ -139,9 +139,10 @@ class Coordinator:
         if known is None or (known.kind, known.volumes, known.cores) != (fact.kind, volumes, fact.cores):
             sample_s = {TaskName(task): seconds for task, seconds in fact.sample_s.items() if seconds > 0.0}
             state = DeviceState(fact.device, fact.kind, volumes, fact.cores, sample_s=sample_s)
+            state.come_back(fact.load_s)
             self.devices[fact.device] = state
         else:
-            known.is_present = True
+            known.come_back(fact.load_s)
         return []
 
     def _on_lost(self, fact: DeviceLost) -> list[Refusal]:
@@ -181,7 +182,7 @@ class Coordinator:
             else:
                 refused.append(Refusal(fact.device, result.task, result.round, outcome, result.detail))
         is_whole = len(used) == len(ordered) and all(ordered[each.task].samples == each.samples for each in used)
-        device.learn(used, self.at - cycle.started_at, order.planned_s if is_whole else 0.0)
+        device.learn(used, self.at - cycle.started_at, order, is_whole=is_whole)
         return refused
 
     def _outcome_of_report(self, fact: WorkReported) -> Outcome:
@@ -264,7 +265,9 @@ class Coordinator:
             return []
         plans = self._planner.plan(active, self._chosen(present))
         number, deadline_s = self.num_cycles + 1, self.federation.deadline_s
-        return [StartWork(name, number, plan.work, deadline_s, plan.seconds) for name, plan in plans.items()]
+        return [
+            StartWork(name, number, plan.work, deadline_s, plan.seconds, plan.in_turn) for name, plan in plans.items()
+        ]
 
     def _chosen(self, present: Sequence[DeviceState]) -> Sequence[DeviceState]:
         """The devices that take part in the next cycle, drawn without replacement."""
@@ -306,6 +309,7 @@ class Coordinator:
         if self.cycle is None:
             self.cycle = Cycle(order.cycle, self.at)
             self.num_cycles = order.cycle
+        self.devices[order.device].adopt(order.work)
         self.cycle.orders.setdefault(order.device, order)
         self.cycle.pending.add(order.device)
 

@@ -11,7 +11,8 @@ from carpool.core.estimates import DeclaredEstimator, Estimate, Estimator
 from carpool.core.model import JobId, JobSpec, Kind
 from carpool.core.topology import Placement
 from carpool.federated.federation import DeviceName, Federation, Task, TaskName
-from carpool.federated.messages import TaskResult, Work
+from carpool.federated.lane_plan import LaneSpeeds, LaneTask, choose_lanes
+from carpool.federated.messages import StartWork, TaskResult, Work
 from carpool.policies.sharing.share_search import Setting, ShareSearch, Tenant
 
 _LEAST_S = 1e-9
@@ -35,27 +36,64 @@ class DeviceState:
     sample_s: dict[TaskName, float] = field(default_factory=dict)  # measured seconds per sample alone
     pace: float = 1.0  # measured over planned seconds of its cycles
     num_paced: int = 0
+    load_s: dict[TaskName, float] = field(default_factory=dict)  # to give a task another lane; empty: it has none
+    shares: dict[TaskName, float] = field(default_factory=dict)  # lanes that differ from the whole GPU
+    lanes: LaneSpeeds = field(default_factory=LaneSpeeds)
 
-    def learn(self, results: Sequence[TaskResult], seconds: float, planned_s: float) -> None:
-        """Learn from the measured times of a cycle; `planned_s` is 0 if they cannot be compared with the plan."""
+    def come_back(self, load_s: Mapping[str, float]) -> None:
+        """Note that its processes were started, on lanes of the whole GPU if it has lanes."""
+        if bool(load_s) != bool(self.load_s):
+            self.pace, self.num_paced = 1.0, 0
+        self.is_present, self.shares = True, {}
+        self.load_s = {TaskName(task): seconds for task, seconds in load_s.items()}
+
+    def share(self, task: TaskName) -> float:
+        """The lane that the task's process has, or will have after the last order."""
+        return self.shares.get(task, 1.0)
+
+    def must_start(self, tasks: Sequence[TaskName], settings: Sequence[Setting]) -> bool:
+        """Whether a process must start again for these lanes, which is no part of a planned time."""
+        pairs = zip(tasks, settings, strict=True)
+        return bool(self.load_s) and any(self.share(task) != setting.fraction for task, setting in pairs)
+
+    def adopt(self, work: Sequence[Work]) -> None:
+        """Note the lanes that an order assigns."""
+        if self.load_s:
+            self.shares |= {each.task: each.share for each in work}
+
+    def learn(self, results: Sequence[TaskResult], seconds: float, order: StartWork, *, is_whole: bool) -> None:
+        """Learn from the measured times of a cycle; `is_whole` if all ordered work was done."""
         is_first = not self.sample_s
-        for result in results:
-            if result.samples and result.busy_s > 0.0:
-                # A device cannot be busy for longer than the cycle.
-                value = min(result.busy_s, seconds) / result.samples
-                old = self.sample_s.get(result.task, value)
-                self.sample_s[result.task] = old + _NEW_PART * (value - old)
+        planned_s = order.planned_s if is_whole else 0.0
+        # A device cannot be busy for longer than the cycle.
+        found = {
+            result.task: min(result.busy_s, seconds) / result.samples
+            for result in results
+            if result.samples and result.busy_s > 0.0
+        }
+        if not self.load_s:
+            self._learn_alone(found)
+        elif order.in_turn:
+            self._learn_alone({task: each for task, each in found.items() if self.share(task) == 1.0})
+        elif planned_s > 0.0 and len(order.work) > 1:
+            self.lanes.learn(order.work, self.sample_s, found)
         if planned_s > 0.0 and seconds > 0.0 and not is_first:  # the first plan was made without measured rates
             part = _NEW_PART if self.num_paced else 1.0
             self.pace += part * (seconds / planned_s - self.pace)
             self.num_paced += 1
+
+    def _learn_alone(self, found: Mapping[TaskName, float]) -> None:
+        for task, value in found.items():
+            old = self.sample_s.get(task, value)
+            self.sample_s[task] = old + _NEW_PART * (value - old)
 
 
 class Mix(NamedTuple):
     """Shares of tasks that share a device, and their speeds relative to alone."""
 
     settings: tuple[Setting, ...]
-    speeds: tuple[float, ...]
+    speeds: tuple[float, ...] = ()
+    in_turn: bool = False  # although they have lanes
 
 
 class DevicePlan(NamedTuple):
@@ -63,6 +101,7 @@ class DevicePlan(NamedTuple):
 
     work: tuple[Work, ...]
     seconds: float = 0.0
+    in_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +130,27 @@ class CyclePlanner:
             return {device.name: _equal(self._federation, tasks, used, device, held[device.name]) for device in used}
         mixes, epoch_s = {}, {}
         for device in used:
-            mixes[device.name], epoch_s[device.name] = self._mix(device, [tasks[name][0] for name in held[device.name]])
+            on_device = {name: tasks[name] for name in held[device.name]}
+            mixes[device.name], epoch_s[device.name] = self._mix(device, on_device)
         volumes = {device.name: _volume(tasks, device) for device in used}
         paced = {device.name: epoch_s[device.name] * device.pace for device in used}
         epochs = _epochs(self._federation, volumes, paced)
         return {
             name: DevicePlan(
                 _balanced(self._federation, tasks, device, held[name], mixes[name], epochs[name]),
-                epochs[name] * epoch_s[name],
+                0.0 if device.must_start(held[name], mixes[name].settings) else epochs[name] * epoch_s[name],
+                mixes[name].in_turn,
             )
             for device in used
             for name in (device.name,)
         }
 
-    def _mix(self, device: DeviceState, tasks: Sequence[Task]) -> tuple[Mix, float]:
+    def _mix(self, device: DeviceState, active: ActiveTasks) -> tuple[Mix, float]:
         """The mix of a device, and the seconds of an epoch over all its data: max D/P."""
+        tasks = [task for task, _ in active.values()]
         alone = [_alone_s(self._estimates, device, task) for task in tasks]
+        if device.load_s:
+            return self._on_lanes(device, active, alone)
         longest = max(alone)
         bins = tuple([max(round(log(seconds / longest) / _BIN), -60) for seconds in alone])
         key = (self._estimates.version, device.kind, device.cores, bins, *[task.name for task in tasks])
@@ -118,6 +162,17 @@ class CyclePlanner:
             return mix, max(seconds)
         by_core = dealt(dict(enumerate(alone)), device.cores)
         return mix, max([sum([alone[place] for place in core]) for core in by_core])
+
+    def _on_lanes(self, device: DeviceState, active: ActiveTasks, alone: Sequence[float]) -> tuple[Mix, float]:
+        sizes = matched_batches([task for task, _ in active.values()], [device.volumes[name] for name in active])
+        samples = [task.weight * device.volumes[name] for name, (task, _) in active.items()]
+        tasks = [
+            LaneTask(name, size, each / count, each, device.share(name), device.load_s.get(name, 0.0))
+            for name, size, each, count in zip(active, sizes, alone, samples, strict=True)
+        ]
+        left = max([task.rounds - done for task, done in active.values()])
+        choice = choose_lanes(device.lanes, device.kind, tasks, self._federation.levels, self._federation.epochs * left)
+        return Mix(tuple(map(Setting, choice.shares)), in_turn=choice.in_turn), choice.seconds
 
     def _search(self, device: DeviceState, tasks: Sequence[Task], seconds: Sequence[float]) -> Mix:
         """The shares that minimise the time until the last task of a device is done, from proportional ones on."""

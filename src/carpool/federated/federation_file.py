@@ -26,7 +26,7 @@ _TASK_KEYS = tuple(
     field.name for field in fields(Task) if field.name not in ("limits", "target", "name", "whole_epochs")
 )
 _LIMIT_KEYS = ("max_update", "max_norm")
-_PROGRAM_KEYS = ("entry", "args", "partition", "client_app", "client_config")
+_PROGRAM_KEYS = ("entry", "args", "memory", "partition", "client_app", "client_config")
 _DEVICE_KEYS = ("name", "device", "slowdown", "count", "cores")
 _MAX_DEVICES = 1024
 _MAX_CORES = 1024
@@ -174,7 +174,12 @@ def _program(table: Table, folder: Path, seed: int) -> Program:
     entry, args = table.text("entry"), table.mapping("args")
     check_entry(entry, args, folder, table.where)
     return Program(
-        entry, args, folder=str(folder.resolve()), seed=seed, batch_size=table.whole("batch_size", 0, least=1)
+        entry,
+        args,
+        folder=str(folder.resolve()),
+        seed=seed,
+        batch_size=table.whole("batch_size", 0, least=1),
+        memory_bytes=parse_bytes(table.values.get("memory", 0), f"{table.where}: memory"),
     )
 
 

@@ -85,6 +85,7 @@ class DeviceJoined(Fact):
     volumes: Mapping[str, int]
     sample_s: Mapping[str, Amount] = field(default_factory=dict)  # measured seconds per sample alone; missing: unknown
     cores: Annotated[int, Range(1, 1 << 20)] = 1  # how many of its tasks run side by side
+    load_s: Mapping[str, Amount] = field(default_factory=dict)  # to give a task another lane; empty: it has no lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class StartWork(Order):
     work: tuple[Work, ...]
     deadline_s: Amount = 0.0  # from now; 0: none
     planned_s: Amount = 0.0  # that it should take; 0: unknown
+    in_turn: bool = False  # its tasks follow one another, although they have lanes
 
 
 @dataclass(frozen=True, slots=True)

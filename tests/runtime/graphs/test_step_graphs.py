@@ -19,7 +19,7 @@ from carpool.runtime.engine.stop_criteria import Stop
 from carpool.runtime.engine.trainer import Trainer
 from carpool.runtime.errors import Diverged
 from carpool.runtime.graphs.captured_step import NonStaticBatch, batch_signature, fill_static, static_copy
-from carpool.runtime.graphs.verification import tensors_equal
+from carpool.runtime.graphs.verification import optimizer_tensors, tensors_equal
 from carpool.runtime.state.digest import digest
 from carpool.testing.reference import plain_loop
 from tests.runtime.fake_capture import REPLAYED, FakeCapture, train, with_graphs
@@ -179,7 +179,7 @@ def test_an_optimizer_that_counts_in_python_is_not_captured(make_training: Any) 
 
 @pytest.mark.parametrize("steps", [0, 4])
 def test_loading_a_state_keeps_graphs(make_training: Any, steps: int) -> None:
-    """If the optimizer's state stays in the same tensors; at step 0 there is none."""
+    """Also one from before the first step, where the optimizer has none."""
     first, _, _ = with_graphs(make_training(batch_size=50))
     for _ in range(steps):
         first.step()
@@ -188,7 +188,7 @@ def test_loading_a_state_keeps_graphs(make_training: Any, steps: int) -> None:
         second.step()
     assert graphs.is_warmed_up
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    assert graphs.is_warmed_up == (steps > 0)
+    assert graphs.is_warmed_up
     capture.replays = 0
     for _ in range(5):
         first.step()
@@ -323,3 +323,37 @@ def test_buffers_with_infinities_and_nan_are_exact(make_training: Any, shards: i
     for name, buffer in Masked().named_buffers():
         kept = slice(1, None) if name == "seen" else slice(None)
         assert torch.equal(found[name][kept].nan_to_num(nan=7.0), buffer[kept].nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "clipped", "every step another rate"])
+def test_graphs_outlive_a_return_to_the_state_before_the_first_step(make_training: Any, name: str) -> None:
+    """As in each round of a federation: the state that the optimizer creates anew is put where graphs have it."""
+    plain = Trainer(make_training(batch_size=50, **CASES[name]))
+    trainer, capture, graphs = with_graphs(make_training(batch_size=50, **CASES[name]))
+    initial = [copy.deepcopy(each.state_dict()) for each in (plain, trainer)]
+    captures, tensors = [], []
+    for _ in range(3):
+        for each, state in zip((plain, trainer), initial, strict=True):
+            each.load_state_dict(copy.deepcopy(state))
+        for _ in range(6):
+            assert trainer.step().loss == plain.step().loss
+        assert digest(trainer.training.model) == digest(plain.training.model)
+        captures.append(capture.captures)
+        tensors.append([tensor.data_ptr() for tensor in optimizer_tensors(trainer.training.whole_optimizer)])
+    assert tensors[0] == tensors[1] == tensors[2]
+    assert captures[0] == captures[1] == captures[2]
+    assert not graphs.eager_reason
+
+
+def test_graphs_are_captured_again_if_the_optimizer_creates_other_state(make_training: Any) -> None:
+    trainer, capture, _ = with_graphs(make_training(batch_size=50))
+    initial = copy.deepcopy(trainer.state_dict())
+    for _ in range(6):
+        trainer.step()
+    before = capture.captures
+    trainer.load_state_dict(initial)
+    state = trainer.update._unused
+    state[next(iter(state))]["exp_avg"] = torch.zeros(1)  # of another form than what the first step creates
+    for _ in range(6):
+        trainer.step()
+    assert capture.captures == 2 * before

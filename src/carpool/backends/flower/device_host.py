@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from carpool.backends.federation_devices import Event, HostedProcess, Lost, host_message, start_process
+from carpool.backends.federation_devices import Event, HostedProcess, Lost, start_device
+from carpool.backends.federation_lanes import FederationLanes
 from carpool.backends.flower.socket_file import listen
 from carpool.core.errors import CarpoolError
 from carpool.federated.federation_file import FederatedDevice, FederationFile
@@ -30,6 +31,7 @@ class DeviceHost:
         self._device = device
         self._forks = forks
         self._folder = folder
+        self._lanes = FederationLanes(file, [device])
         self._private = tempfile.TemporaryDirectory(prefix="carpool-")  # mode 0700, and a short path
         self.path = str(Path(self._private.name) / "device")
         self._answers: asyncio.Queue[Event] = asyncio.Queue()
@@ -39,6 +41,7 @@ class DeviceHost:
 
     async def start(self) -> None:
         """Load the tasks and listen; InputError if a task cannot be loaded."""
+        await self._lanes.start()
         await self._load()
         self._listener = listen(self.path)
         self._start(self._accept())
@@ -52,11 +55,11 @@ class DeviceHost:
         with contextlib.suppress(AttributeError):
             self._listener.close()
         self._private.cleanup()
+        await self._lanes.stop()
 
     async def _load(self) -> HostedProcess:
-        host = host_message(self._file, self._device)
-        self._process, self._about, _ = await start_process(
-            self._forks, host, self._folder, self._file.federation.load_s
+        self._process, self._about = await start_device(
+            self._forks, self._file, self._device, self._lanes, self._folder
         )
         self._answers = asyncio.Queue()
         self._process.listen(self._answers)
@@ -122,12 +125,16 @@ class DeviceHost:
             self._forks.kill(process.pid)
         _, event = await answer
         leaving.cancel()
-        if isinstance(event, Received):
-            channel.send(event.message, event.fds)
-            close_all(event.fds)
-            return
-        self._answers.put_nowait((self._device.name, event))  # for `_living`
-        reason = event.reason if isinstance(event, Lost) else "unexpected answer"
+        match event:
+            case Received(TasksReady(no_lanes=reason)):  # its process exits, and is started without lanes
+                self._lanes.refuse(self._device, reason)
+            case Received(message, files):
+                channel.send(message, files)
+                close_all(files)
+                return
+            case _:
+                self._answers.put_nowait((self._device.name, event))  # for `_living`
+                reason = event.reason if isinstance(event, Lost) else "unexpected answer"
         channel.send(TasksReady(error="it did not stop at its deadline and was killed" if is_killed else reason))
 
     def _limit_s(self, run: RunTasks) -> float | None:

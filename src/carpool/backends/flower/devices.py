@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from carpool.backends.federation_devices import NO_DEVICE, Event, Lost, joined, send
+from carpool.backends.federation_devices import NO_DEVICE, Event, Lost, joined, run_message, send
 from carpool.backends.flower.socket_file import listen
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.typed_fields import InvalidField
@@ -24,7 +24,6 @@ from carpool.runtime.process.protocol import (
     Message,
     NodeAnswered,
     NodesListed,
-    RunTasks,
     SendToNode,
     TasksDone,
     TasksReady,
@@ -100,7 +99,7 @@ class FlowerDevices:
             self.events.put_nowait((order.device, Lost("its SuperNode is not connected")))
             return
         self._working.add(order.device)
-        self._send(node, RunTasks(order.cycle, order.work, order.deadline_s), weights)
+        self._send(node, run_message(order), weights)
 
     def halt(self, missing: Sequence[DeviceName]) -> None:
         for name in missing:

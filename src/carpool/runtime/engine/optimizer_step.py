@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from carpool.runtime.data.nested import nested_tensors
 from carpool.runtime.engine.determinism import intra_op_threads
 from carpool.runtime.engine.flat_buffers import Contribution, FlatLayout, StepSums
 from carpool.runtime.engine.optimizer_set import optimizers_of
@@ -161,6 +162,7 @@ class OptimizerStep:
         self.threads: int | None = None  # intra-op threads common to all ranks that update the same weights
         self.step_s = 0.0  # duration of the optimizer's last step
         self._on_launched: Callable[[], object] | None = None
+        self._unused: dict[Tensor, dict[str, Any]] = {}  # state of captured graphs, see `load_state_dict`
         self.optimizer.register_step_post_hook(self._launched)
 
     def use_fused(self, fused: bool) -> None:
@@ -172,16 +174,19 @@ class OptimizerStep:
         normalize_optimizer(self.optimizer, self._layout.device, fused=self._is_fused)
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
+    def load_state_dict(self, state: dict[str, Any], *, has_graphs: bool = False) -> bool:
         """Load a state into the existing tensors; returns whether all tensors are the same objects as before.
 
-        Torch would replace them, and captured graphs with the old addresses would become invalid.
+        Torch would replace them, and captured graphs with the old addresses would become invalid. With ``has_graphs``
+        this holds for a state before the first step too: `reuse_state` is to be called after that step.
         """
         optimizer = self.optimizer
         options = [
             {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
         ]
         before = {parameter: dict(per_parameter) for parameter, per_parameter in optimizer.state.items()}
+        before = before or self._unused
+        self._unused = {}
         tensors = optimizer_tensors(optimizer)
         optimizer.load_state_dict(state)
         self._normalize()
@@ -189,7 +194,27 @@ class OptimizerStep:
             _copy_into_old(group, old)
         for parameter, per_parameter in optimizer.state.items():
             _copy_into_old(per_parameter, before.get(parameter, {}))
+        if has_graphs and before and not optimizer.state:
+            self._unused = before
+            return True
         return {id(tensor) for tensor in tensors} == {id(tensor) for tensor in optimizer_tensors(optimizer)}
+
+    @property
+    def creates_state(self) -> bool:
+        """Whether the next step creates state that graphs have in other tensors: it must run eagerly."""
+        return bool(self._unused)
+
+    @torch.no_grad()
+    def reuse_state(self) -> bool:
+        """Move the state that the first step has created into the tensors of before; False if it differs in form."""
+        unused, self._unused = self._unused, {}
+        state = self.optimizer.state
+        if state.keys() != unused.keys():
+            return False
+        for parameter, per_parameter in state.items():
+            _copy_into_old(per_parameter, unused[parameter])
+        reused = [tensor for each in unused.values() for tensor in nested_tensors(each)]
+        return {id(tensor) for tensor in reused} == {id(tensor) for tensor in optimizer_tensors(self.optimizer)}
 
     @torch.no_grad()
     def load_gradients(self, total: Contribution, sums: StepSums) -> None:

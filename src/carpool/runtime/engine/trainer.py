@@ -357,7 +357,7 @@ class Trainer:
             buffers = dict(training.model.named_buffers())
             for name, value in state["unsaved_buffers"].items():
                 buffers[name].copy_(value)
-            same_tensors = self.update.load_state_dict(state["optimizer"])
+            same_tensors = self.update.load_state_dict(state["optimizer"], has_graphs=self.graphs is not None)
             for name, thing in training.state.items():
                 thing.load_state_dict(state["state"][name])
         except (KeyError, RuntimeError, ValueError) as error:

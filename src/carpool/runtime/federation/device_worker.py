@@ -16,7 +16,7 @@ from carpool.federated.updates import Weights, decode_weights, encode_weights
 from carpool.jobs.program import Program
 from carpool.runtime.compat.process_lifetime import set_process_name
 from carpool.runtime.engine.training import as_metrics
-from carpool.runtime.errors import LeaveRequested
+from carpool.runtime.errors import LaneMismatch, LeaveRequested
 from carpool.runtime.federation.flower_task import ClientAppTask, Evaluate, load_model
 from carpool.runtime.federation.local_runs import LocalRuns, RoundTask
 from carpool.runtime.federation.local_task import (
@@ -25,7 +25,7 @@ from carpool.runtime.federation.local_task import (
     load_local_task,
     trained_names,
 )
-from carpool.runtime.federation.task_processes import TaskProcesses
+from carpool.runtime.federation.task_processes import TaskProcesses, works_side_by_side
 from carpool.runtime.process.channel import Channel, Heartbeat, close_all
 from carpool.runtime.process.protocol import (
     EvaluateTask,
@@ -36,25 +36,38 @@ from carpool.runtime.process.protocol import (
     TaskEvaluated,
     TasksDone,
     TasksReady,
+    WorkerFailed,
 )
 from carpool.runtime.process.shared_memory import memory_file_of, read_memory_file
-from carpool.runtime.process.worker_setup import configure_job, load_program
-from carpool.runtime.worker.error_classifier import describe_error
+from carpool.runtime.process.worker_setup import configure_job, inspect_gpu, load_program, start_cuda_lane
+from carpool.runtime.worker.error_classifier import describe_error, failure_message, is_process_lost, root_cause
 
-_TIMED_STEPS = 3  # of each task before the first cycle; the first is not counted
+_TIMED_STEPS = {False: (1, 2), True: (8, 10)}  # of a task before the first cycle, by graphs: not counted, and counted
+_LOST = 3  # exit code of a task's process that has lost its lane or GPU
 
 
 def host_tasks(channel: Channel, host: HostTasks) -> int:
     """Serve one device, or the server, of a federation until its channel ends. Returns the exit code."""
-    if host.part is not None and min(len(host.cores), len(host.tasks)) > 1:
+    if works_side_by_side(host):
         return TaskProcesses(channel, host, host_tasks).serve()
     Heartbeat(channel, host.heartbeat_s).start()
     worker: _Device | _Server = _Server(channel, host) if host.part is None else _Device(channel, host)
     try:
         _configure(host)
         worker.load()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - an entry may raise anything
-        channel.send(TasksReady(error=describe_error(error)))
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - an entry may raise anything
+        if host.lane and is_process_lost(error := root_cause(raised)):
+            channel.send(failure_message(error, 0))
+            return _LOST
+        channel.send(TasksReady(error=describe_error(raised)))
+    try:
+        return _serve(channel, worker)
+    except _Lost as lost:
+        channel.send(lost.message)
+        return _LOST
+
+
+def _serve(channel: Channel, worker: _Device | _Server) -> int:
     while True:
         received = channel.receive()
         assert received is not None, "without a timeout there is a message or an end"
@@ -75,11 +88,24 @@ def _configure(host: HostTasks) -> None:
     if host.cores:
         os.sched_setaffinity(0, host.cores)
     torch.set_num_threads(host.threads)
+    os.environ.update(host.lane)
     if host.device.startswith("cuda"):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (torch.device(host.device).index or 0) >= count:
             raise InputError(f"device {host.name} is {host.device}, and torch sees {count} GPUs", way_out="Use 'cpu'.")
-        torch.cuda.set_device(torch.device(host.device))
+        device = torch.device(host.device)
+        torch.cuda.set_device(device)
+        start_cuda_lane(device, host.lane)
+        if host.lane and inspect_gpu(device).is_mps_client is False:  # with 100 % its multiprocessors do not tell
+            raise LaneMismatch("MPS is not active")
+
+
+class _Lost(Exception):
+    """This process, a client of MPS, cannot continue."""
+
+    def __init__(self, message: WorkerFailed) -> None:
+        super().__init__(message.error)
+        self.message = message
 
 
 def _read_weights(fd: int) -> Weights:
@@ -149,9 +175,12 @@ class _Device:
 
     def _load(self, spec: Mapping[str, Any], part: int) -> tuple[RoundTask | None, int]:
         if not spec["client_app"]:
-            return load_local_task(spec, part, self._host.num_parts, torch.device(self._host.device))
-        task = ClientAppTask(spec, part, self._host.num_parts)
-        return (task, task.num_samples) if task.num_samples else (None, 0)
+            task, volume = load_local_task(spec, part, self._host.num_parts, torch.device(self._host.device))
+            if task is not None:
+                task.awaits_device = not self._host.lane  # a lane is the task's own
+            return task, volume
+        app = ClientAppTask(spec, part, self._host.num_parts)
+        return (app, app.num_samples) if app.num_samples else (None, 0)
 
     def _sample_s(self, task: RoundTask) -> float:
         """Seconds per sample, from a few steps; each round loads its own weights, so they leave no trace.
@@ -159,16 +188,28 @@ class _Device:
         0 if a step fails: the first round reports it, and the other tasks continue.
         """
         try:
-            steps = 1 if isinstance(task, ClientAppTask) else _TIMED_STEPS  # its first call was made when it was loaded
-            task.begin(task.weights(), 0, steps * task.batch_size, task.batch_size)
-            if steps > 1:
-                task.step()
-            before, seconds = task.progress.samples, 0.0
-            while not task.progress.is_done:
-                seconds += self._timed(task.step)
-        except Exception:  # noqa: BLE001 - a training may raise anything
+            return self._time_steps(task)
+        except Exception as error:  # noqa: BLE001 - a training may raise anything
+            self._check(error)
             return 0.0
+
+    def _time_steps(self, task: RoundTask) -> float:
+        if isinstance(task, ClientAppTask):
+            warm_up, timed = 0, 1  # its first call was made when it was loaded
+        else:
+            warm_up, timed = _TIMED_STEPS[task.has_graphs]
+        task.begin(task.weights(), 0, (warm_up + timed) * task.batch_size, task.batch_size)
+        for _ in range(warm_up):
+            task.step()
+        before, seconds = task.progress.samples, 0.0
+        while not task.progress.is_done:
+            seconds += self._timed(task.step)
         return seconds / max(task.progress.samples - before, 1)
+
+    def _check(self, error: Exception) -> None:
+        """Raise if the process is a client of MPS that cannot continue, so that others on the GPU cannot either."""
+        if self._host.lane and is_process_lost(cause := root_cause(error)):
+            raise _Lost(failure_message(cause, 0)) from error
 
     def _timed(self, action: Callable[[], object]) -> float:
         """Seconds of an action; on an emulated device, its CPU seconds times the slowdown."""
@@ -178,7 +219,7 @@ class _Device:
 
     def run(self, order: RunTasks, weights: list[Weights]) -> None:
         began = time.perf_counter()
-        cycle = CycleRun(order, self._tasks, self._timed)
+        cycle = CycleRun(order, self._tasks, self._timed, self._check)
         for fields, given in zip(order.work, weights, strict=True):
             cycle.begin(Work(*fields), given)  # type: ignore[arg-type]
         while cycle.step() and not self._is_halted():
@@ -213,11 +254,16 @@ class CycleRun:
     """
 
     def __init__(
-        self, order: RunTasks, tasks: Mapping[str, RoundTask], timed: Callable[[Callable[[], object]], float]
+        self,
+        order: RunTasks,
+        tasks: Mapping[str, RoundTask],
+        timed: Callable[[Callable[[], object]], float],
+        check: Callable[[Exception], object] = lambda error: None,  # raises if no task can continue
     ) -> None:
         self._deadline_s = order.deadline_s
         self._tasks = tasks
         self._timed = timed
+        self._check = check
         self._work: dict[str, Work] = {}
         self._runs: dict[str, LocalRuns] = {}
         self._errors: dict[str, str] = {}
@@ -248,6 +294,7 @@ class CycleRun:
         try:
             self.busy_s[name] += self._timed(action)
         except Exception as error:  # noqa: BLE001 - a training may raise anything; the other tasks continue
+            self._check(error)
             self._errors[name] = describe_error(error)
             self._active.discard(name)
 

@@ -54,6 +54,7 @@ class LocalTask:
         self.num_samples = training.num_samples
         self.batch_size = training.batch_size
         self.progress = RoundProgress()
+        self.awaits_device = True  # after each step, so that its time is known and the next task has the device
         self._left = 0
         self._anchor = [parameter.detach().clone().to(device) for parameter in training.model.parameters()]
         if proximal:
@@ -63,6 +64,11 @@ class LocalTask:
             training, seed=seed, device=device, graph=program.graph, deterministic=program.deterministic
         )
         self._initial = copy.deepcopy(self._trainer.state_dict())
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether its steps are captured as CUDA graphs, which takes a few of them."""
+        return self._trainer.graphs is not None
 
     def begin(self, weights: Weights, start: int, samples: int, batch_size: int) -> None:
         """Load a round's weights; `start` is the number of samples this device has processed in earlier rounds."""
@@ -84,7 +90,8 @@ class LocalTask:
         made = trainer.step()
         self._left -= made.num_samples
         done.samples += made.num_samples
-        trainer.synchronize()  # so that its time is known
+        if self.awaits_device:
+            trainer.synchronize()
         done.steps += 1
         done.loss_sum += made.loss
         done.is_done = self._left <= (1 if trainer.training.batch_norms else 0)

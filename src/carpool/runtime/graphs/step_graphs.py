@@ -9,7 +9,7 @@
 3. Forward and backward are two graphs, so that the host reads the loss during the backward pass: a non-finite loss
    prevents the update, and the device never waits for the host.
 
-Graphs hold addresses: a loaded state or a moved weight invalidates them, and new ones are captured.
+Graphs hold addresses: a moved weight or a state in other tensors invalidates them, and new ones are captured.
 """
 
 from __future__ import annotations
@@ -286,6 +286,12 @@ class StepGraphs:
 
         ``on_launched`` is called after the last kernel launch, except in steps that verify a graph.
         """
+        is_first = self._update.creates_state
+        self._optimizer_step(on_launched)
+        if is_first and not self._update.reuse_state():
+            self.reset()
+
+    def _optimizer_step(self, on_launched: Callable[[], object] | None) -> None:
         captured, self._current = self._current, None
         options = OptimizerOptions(self._optimizer)
         unchanged = self._options is not None and options.are_same_as(self._options)
@@ -294,11 +300,12 @@ class StepGraphs:
             self._update.clip_and_apply(on_launched)
             return
         update = captured.update
-        if update is not None and update.is_verified and options.are_same_as(update.options):
+        is_same = update is not None and update.is_verified and options.are_same_as(update.options)
+        if update is not None and is_same and not self._update.creates_state:
             update.replay()
             if on_launched is not None:
                 on_launched()
-        elif self.eager_update_reason or not unchanged:
+        elif self.eager_update_reason or not unchanged or self._update.creates_state:
             self._eager_update(captured, on_launched)
         else:
             self._verify_update(captured, options)

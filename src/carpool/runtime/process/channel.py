@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import NamedTuple
 
 from carpool.core.errors import CarpoolError
@@ -88,6 +89,14 @@ def close_all(fds: Sequence[int]) -> None:
     """Close descriptors."""
     for fd in fds:
         os.close(fd)
+
+
+def close_all_but(kept: int) -> None:
+    """Close all descriptors of this process but the standard ones and one."""
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd != kept:
+            with contextlib.suppress(OSError):  # the one the listing itself had open
+                os.close(fd)
 
 
 class Channel:

@@ -26,7 +26,7 @@ from typing import NoReturn
 from carpool.core.errors import CarpoolError
 from carpool.runtime.compat.allocator import hide_huge_pages
 from carpool.runtime.compat.process_lifetime import exit_with_parent, set_process_name, wait_for_exit
-from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, close_all
+from carpool.runtime.process.channel import AsyncChannel, Channel, Closed, close_all, close_all_but
 from carpool.runtime.process.launch import ONE_THREAD, Launched, launch_forkserver
 from carpool.runtime.process.protocol import (
     Alive,
@@ -216,7 +216,7 @@ class _Server:
                 os.dup2(fds[1], 1)
                 os.dup2(fds[1], 2)
             self._channel.close()  # and detaches it from the socket object, which must not close a reused descriptor
-            _close_all_but(fds[0])
+            close_all_but(fds[0])
             channel = Channel(socket.socket(fileno=fds[0]))
             if not self._has_torch:
                 return _refuse(channel)
@@ -236,13 +236,6 @@ def _kill_session(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)  # it may not lead its session yet
-
-
-def _close_all_but(kept: int) -> None:
-    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if fd > 2 and fd != kept:
-            with contextlib.suppress(OSError):  # the one the listing itself had open
-                os.close(fd)
 
 
 def _refuse(channel: Channel) -> int:

@@ -453,15 +453,17 @@ class HostTasks(Message):
     cores: tuple[int, ...] = ()
     threads: int = 1
     heartbeat_s: float = 0.5
-    slowdown: Seconds = 0.0  # emulate a device slower by this factor, by CPU seconds; 0: real time
+    slowdown: Seconds = 0.0  # emulate a device so many times slower, by CPU seconds; 0: real time
+    lane: Mapping[str, str] = field(default_factory=dict)  # makes each task a client of MPS; empty: they take turns
 
 
 @dataclass(frozen=True, slots=True)
 class TasksReady(Message):
     """The tasks are loaded. Descriptors, of the server only: the initial weights of each task."""
 
-    tasks: dict[str, Any] = field(default_factory=dict)  # by name: volume, batch_size, sample_s, trained
+    tasks: dict[str, Any] = field(default_factory=dict)  # by name: volume, batch_size, sample_s, trained; load_s
     error: str = ""  # why there are none
+    no_lanes: str = ""  # why they cannot run side by side on the GPU; the process exits, and may be started without
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,6 +473,7 @@ class RunTasks(Message):
     cycle: int
     work: tuple[tuple[str, int, int, int, int, float, int], ...]  # fields of a Work
     deadline_s: Seconds = 0.0
+    in_turn: bool = False  # one task after the other, where they could run side by side on a GPU
 
 
 @dataclass(frozen=True, slots=True)

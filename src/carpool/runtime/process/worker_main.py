@@ -6,6 +6,8 @@ import contextlib
 import sys
 from typing import NoReturn
 
+import torch
+
 from carpool.jobs.program import Program
 from carpool.runtime.errors import LeaveRequested, StateLost
 from carpool.runtime.memory.device_state import new_device_state
@@ -102,7 +104,7 @@ def _set_up(
     configure_process(begin, program if checked is None else None, fds[:1])
     if not was_prewarmed:
         Heartbeat(channel, begin.heartbeat_s).start()
-    if note := start_cuda_lane(begin):
+    if note := start_cuda_lane(torch.device(begin.device), begin.environment):
         channel.send(Noted(note))
     timer.lap("process setup")
     training = None if checked is None else checked.training

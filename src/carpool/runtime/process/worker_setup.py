@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -224,12 +224,11 @@ def _start_cuda(device: torch.device, max_bytes: int) -> None:
             limit_memory(max_bytes, device)
 
 
-def start_cuda_lane(begin: Begin) -> str:
-    """Start CUDA on the process's lane, if any. Returns a note for the story. `LaneMismatch` if the lane is wrong."""
-    requested = begin.environment.get(PERCENTAGE)
-    if requested is None:
+def start_cuda_lane(device: torch.device, environment: Mapping[str, str]) -> str:
+    """Start CUDA on the process's lane, if it has one; a note for the story. `LaneMismatch` if the lane is wrong."""
+    requested = environment.get(PERCENTAGE)
+    if requested is None or device.type != "cuda":
         return ""
-    device = torch.device(begin.device)
     gpu = inspect_gpu(device)
     if problem := lane_problem(int(requested), gpu):
         raise LaneMismatch(problem)

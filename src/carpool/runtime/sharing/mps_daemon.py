@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from carpool.core.errors import CarpoolError, InputError
@@ -47,6 +47,11 @@ def find_control() -> str:
     if found is None:
         raise MpsUnavailable(f"{CONTROL} is not on the PATH (it comes with NVIDIA's driver)")
     return found
+
+
+def with_percentage(environment: Mapping[str, str], percent: int) -> dict[str, str]:
+    """The variables of a client with another percentage."""
+    return {**environment, PERCENTAGE: str(percent)}
 
 
 def is_mps_error(error: str) -> bool:
@@ -89,8 +94,8 @@ class MpsDaemon:
         return self._process is not None and self._process.poll() is None
 
     def environment(self, percent: int) -> dict[str, str]:
-        """Variables that make a process a client with at most `percent` percent of the GPU's multiprocessors."""
-        return {**self._directories(), PERCENTAGE: str(percent)}
+        """Variables that make a process a client with at most so many percent of the GPU's multiprocessors."""
+        return with_percentage(self._directories(), percent)
 
     async def start(self) -> None:
         """Start the daemon and wait until it accepts clients; `MpsUnavailable` if it does not."""
