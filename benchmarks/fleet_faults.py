@@ -45,7 +45,7 @@ from carpool.runtime.executor.client import ExecutorSocket
 from carpool.runtime.executor.server import _SILENCE_S
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance
-from carpool.service.daemon.remote_access import _MIRROR_S, agent_facts
+from carpool.service.fleet.remote_access import _MIRROR_S, agent_facts
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import check_journal, outcomes, read
 from tests.support.fleet_rig import AgentProcess, Link, fleet_daemon, hosts_of, until

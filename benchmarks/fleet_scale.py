@@ -38,10 +38,10 @@ from carpool.jobs.program import Program
 from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.reports import Facts, Gone, HandedOver, Report, Sized
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
-from carpool.service.daemon.executor_access import ClaimSource, FleetMember
 from carpool.service.daemon.gc_tuning import GcFreezer
 from carpool.service.daemon.loop import LoopEnd, LoopOptions
 from carpool.service.daemon.policy_guard import PlanningBudget
+from carpool.service.fleet.executor_access import ClaimSource, FleetMember
 
 DEVICES = 8  # of a member
 SIZES = [(2, 10), (12, 60), (125, 625), (1_000, 5_000)]  # members, jobs

@@ -34,7 +34,7 @@ from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.jobs.job_file import read_jobs
 from carpool.runtime.executor.client import ExecutorOptions
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
-from carpool.service.daemon.remote_access import remote_members
+from carpool.service.fleet.remote_access import remote_members
 
 HUB, MACHINES = "links-hub", ("links-a", "links-b", "links-c")
 RATES = {"links-a": "240mbit", "links-b": "160mbit", "links-c": "48mbit"}

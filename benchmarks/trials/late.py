@@ -14,8 +14,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.jobs.job_file import ListedJob
 from carpool.runtime.executor.client import ExecutorClient
 from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
-from carpool.service.daemon.executor_access import StartExecutor
 from carpool.service.daemon.loop import EndWhenDone
+from carpool.service.fleet.executor_access import StartExecutor
 
 
 class EndWhenAllSubmitted(EndWhenDone):

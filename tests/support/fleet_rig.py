@@ -17,7 +17,7 @@ from typing import Any
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.runtime.executor.client import ExecutorOptions, ExecutorSocket
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
-from carpool.service.daemon.remote_access import remote_members
+from carpool.service.fleet.remote_access import remote_members
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 PATIENCE_S = 180.0

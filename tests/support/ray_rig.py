@@ -18,7 +18,7 @@ from typing import Any
 
 from carpool.backends.engines.ray_engine import RayEngine
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
-from carpool.service.daemon.engine_members import EngineMembers
+from carpool.service.fleet.engine_members import EngineMembers
 from tests.support.daemon_crash import pids_with
 from tests.support.fleet_rig import OPTIONS, PATIENCE_S
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 ray_exceptions = pytest.importorskip("ray.exceptions", reason="needs the extra ray")
 
-from carpool.backends.engines.ray_driver import Driver  # noqa: E402
+from carpool.backends.engines.ray_driver import Driver, has_started_head  # noqa: E402
 
 
 @dataclass
@@ -51,3 +54,13 @@ def test_the_release_of_a_node_without_an_actor_does_nothing() -> None:
     fake = FakeRay(None)
     Driver(fake).release("8")
     assert fake.killed == []
+
+
+def test_a_head_that_this_process_has_started_is_its_child(tmp_path: Path) -> None:
+    assert not has_started_head()
+    server = tmp_path / "gcs_server"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", server)
+    with subprocess.Popen([server, "60"]) as head:
+        assert has_started_head()
+        head.kill()
+    assert not has_started_head()

@@ -19,9 +19,9 @@ from carpool.core.messages import JobCancelled
 from carpool.core.model import JobId, Phase
 from carpool.jobs.devices import LocalDevice
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
-from carpool.service.daemon.executor_access import ChildExecutor
 from carpool.service.daemon.group_commit import ReadOnly
 from carpool.service.daemon.loop import LoopOptions
+from carpool.service.fleet.executor_access import ChildExecutor
 from tests.support.service_rig import ManualExecutor, listed
 
 DEVICES = (LocalDevice(0, "cpu:0", "cpu1", (0,)),)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 import ray
@@ -50,8 +51,7 @@ class Driver:
         for name in self._ray.util.list_named_actors():
             if name.startswith(_PREFIX):
                 self._adopt(name.removeprefix(_PREFIX))
-        is_own = bool(self._ray._private.worker._global_node.is_head())  # started here: no public API says so
-        return {"address": self._ray.get_runtime_context().gcs_address, "is_own": is_own}
+        return {"address": self._ray.get_runtime_context().gcs_address, "is_own": has_started_head()}
 
     def _adopt(self, node: str) -> None:
         """Find out which member a node was for an earlier scheduler."""
@@ -116,6 +116,13 @@ def _problem(error: BaseException) -> dict[str, str]:
     cause = error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, Exception) else error
     kind = "gone" if isinstance(error, RayActorError) else "timeout" if isinstance(error, GetTimeoutError) else "error"
     return {"kind": kind, "error": str(cause).strip()[-_MESSAGE:] or type(cause).__name__}
+
+
+def has_started_head() -> bool:
+    """Whether a head of Ray runs as a child of this process, so that it was started by `ray.init`."""
+    lists = [task / "children" for task in Path("/proc/self/task").iterdir()]
+    names = [Path("/proc", pid, "comm") for each in lists for pid in each.read_text(encoding="ascii").split()]
+    return any(name.read_text(encoding="utf-8").strip() == "gcs_server" for name in names)
 
 
 def serve(lines: TextIO, answer: Callable[[Mapping[str, Any]], None]) -> None:

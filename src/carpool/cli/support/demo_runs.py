@@ -23,7 +23,7 @@ from carpool.jobs.devices import LocalDevice, as_cluster
 from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
-from carpool.service.daemon.executor_access import StartExecutor
+from carpool.service.fleet.executor_access import StartExecutor
 from carpool.sim.comparison import SimulationRequest, compare
 from carpool.sim.report import ReportHead, RunRecord, comparison_svg, node_spans, render, timeline_svg, write_page
 from carpool.sim.report.recorder import RunRecorder

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from carpool.backends.engines.engine import Engine
     from carpool.jobs.hosts_file import HostsFile
     from carpool.jobs.job_file import ListedJob
-    from carpool.service.daemon.engine_members import EngineMembers
-    from carpool.service.daemon.executor_access import FleetMember
+    from carpool.service.fleet.engine_members import EngineMembers
+    from carpool.service.fleet.executor_access import FleetMember
 
 ENGINES = ("local", "hosts", "ray", "slurm")
 
@@ -103,8 +103,8 @@ def find_fleet(
     if choice.engine != "ray":
         return Fleet(find_members(choice, state, jobs, devices=devices, may_be_away=may_be_away))
     from carpool.backends.engines.ray_engine import RayEngine
-    from carpool.service.daemon.engine_members import EngineMembers
-    from carpool.service.daemon.remote_access import check_jobs
+    from carpool.service.fleet.engine_members import EngineMembers
+    from carpool.service.fleet.remote_access import check_jobs
 
     engine = RayEngine(state, choice.ray_address, devices)
     source = EngineMembers(engine, state, idle_s=choice.ray_idle, max_code_bytes=choice.max_code_bytes)
@@ -151,7 +151,7 @@ def find_members(
         if choice.hosts_file:
             raise InputError("--hosts needs --engine hosts", way_out="Add --engine hosts, or remove --hosts.")
         return ()
-    from carpool.service.daemon.remote_access import check_jobs, remote_members
+    from carpool.service.fleet.remote_access import check_jobs, remote_members
 
     hosts = engine_hosts(choice, state, devices=devices)
 

@@ -14,7 +14,7 @@ from carpool.cli.support.options import json_option, print_json
 
 if TYPE_CHECKING:
     from carpool.runtime.doctor import Finding
-    from carpool.service.daemon.remote_access import HostFinding
+    from carpool.service.fleet.remote_access import HostFinding
 
 _EPILOG = """\b
 Examples:
@@ -64,7 +64,7 @@ def _compare_hosts(choice: EngineChoice, *, as_json: bool) -> None:
     import asyncio
     from pathlib import Path
 
-    from carpool.service.daemon.remote_access import examine_hosts
+    from carpool.service.fleet.remote_access import examine_hosts
 
     found = engine_hosts(choice, Path(".carpool") / "doctor")
     _print_hosts(asyncio.run(examine_hosts(found)), as_json=as_json)
@@ -77,7 +77,7 @@ def _compare_nodes(ray_address: str, *, as_json: bool) -> None:
     from pathlib import Path
 
     from carpool.backends.engines.ray_engine import RayEngine
-    from carpool.service.daemon.engine_members import examine_engine
+    from carpool.service.fleet.engine_members import examine_engine
 
     with tempfile.TemporaryDirectory() as state:
         engine = RayEngine(Path(state), ray_address)

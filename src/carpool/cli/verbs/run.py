@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from carpool.runtime.executor.client import ExecutorOptions
     from carpool.runtime.process.launch import Launched
     from carpool.service.daemon.batch_run import BatchRun, RunEnd
-    from carpool.service.daemon.executor_access import StartExecutor
+    from carpool.service.fleet.executor_access import StartExecutor
 
 PREFERRED = ("carpool", "afs", "fifo:bypass=true")  # the default policy: the first of these that is installed
 _REFRESH_S = 0.25

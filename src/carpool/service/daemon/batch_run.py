@@ -27,11 +27,11 @@ from carpool.policies.registry import parse_policy
 from carpool.predictors.profiles.rate_model import ProfileRateModel
 from carpool.runtime.executor.client import ExecutorOptions
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions, MakeClock, elapsed_clock
-from carpool.service.daemon.executor_access import ChildExecutor, FleetMember, StartExecutor
-from carpool.service.daemon.fleet_growth import MemberSource
 from carpool.service.daemon.group_commit import commit_inline
 from carpool.service.daemon.loop import EndWhenDone, LoopEnd, LoopOptions
 from carpool.service.daemon.profile_store import RunProfiles
+from carpool.service.fleet.executor_access import ChildExecutor, FleetMember, StartExecutor
+from carpool.service.fleet.fleet_growth import MemberSource
 from carpool.service.store.journal_file import JournalFile, import_legacy_journal
 from carpool.service.store.store import Store
 

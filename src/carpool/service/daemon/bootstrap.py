@@ -45,11 +45,7 @@ from carpool.policies.registry import parse_policy
 from carpool.runtime.executor.client import ExecutorOptions
 from carpool.runtime.executor.client_protocol import HeldJobStatus
 from carpool.runtime.executor.reports import Report
-from carpool.service.daemon.executor_access import ExecutorAccess, FleetMember, PersistentExecutor
-from carpool.service.daemon.fleet_access import FleetAccess
-from carpool.service.daemon.fleet_growth import FleetGrowth, MemberSource
 from carpool.service.daemon.halving_control import HalvingControl
-from carpool.service.daemon.link_survey import LinkSurvey
 from carpool.service.daemon.loop import DaemonLoop, LoopHooks, LoopOptions
 from carpool.service.daemon.notifications import JobEnd, Notifier
 from carpool.service.daemon.profile_store import ProfileSource, ProfileStore, SharedProfiles
@@ -64,6 +60,10 @@ from carpool.service.daemon.recovery import (
     recover_scheduler,
 )
 from carpool.service.daemon.retention import CheckpointRetention
+from carpool.service.fleet.executor_access import ExecutorAccess, FleetMember, PersistentExecutor
+from carpool.service.fleet.fleet_access import FleetAccess
+from carpool.service.fleet.fleet_growth import FleetGrowth, MemberSource
+from carpool.service.fleet.link_survey import LinkSurvey
 from carpool.service.queries.allocation_history import AllocationHistory
 from carpool.service.queries.event_log import EventFeed, EventLog
 from carpool.service.queries.present import TimeBase

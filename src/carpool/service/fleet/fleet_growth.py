@@ -17,9 +17,9 @@ from carpool.backends.executors import ExecutorGroup
 from carpool.core.errors import CarpoolError
 from carpool.core.scheduler import Scheduler
 from carpool.logs import log_event
-from carpool.service.daemon.executor_access import FleetMember
-from carpool.service.daemon.fleet_access import FleetAccess
 from carpool.service.daemon.loop import DaemonLoop
+from carpool.service.fleet.executor_access import FleetMember
+from carpool.service.fleet.fleet_access import FleetAccess
 
 _TICK_S = 1.0
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from carpool.core.model import NodeId
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster, Path
 from carpool.policies.baselines.nonpreemptive import Fifo
-from carpool.service.daemon.link_survey import LinkSurvey, pairs_to_measure
+from carpool.service.fleet.link_survey import LinkSurvey, pairs_to_measure
 
 
 def test_all_pairs_of_a_small_fleet_and_few_of_a_large_one() -> None:

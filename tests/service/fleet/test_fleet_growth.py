@@ -16,8 +16,8 @@ from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.runtime.remote.remote_link import HostUnreachable
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance, DaemonOptions
-from carpool.service.daemon.engine_members import EngineMembers, examine_engine
-from carpool.service.daemon.remote_access import check_jobs
+from carpool.service.fleet.engine_members import EngineMembers, examine_engine
+from carpool.service.fleet.remote_access import check_jobs
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
 from tests.support.fleet_rig import OPTIONS, PATIENCE_S, TOKEN, AgentProcess, ShiftedClock

@@ -14,8 +14,8 @@ from carpool.core.errors import InputError
 from carpool.jobs.code_archive import MAX_BYTES
 from carpool.jobs.hosts_file import Host, HostsFile
 from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable
-from carpool.service.daemon.executor_access import FleetMember
-from carpool.service.daemon.remote_access import HostFinding, RemoteAccess, RemoteSettings, agent_facts, describe_host
+from carpool.service.fleet.executor_access import FleetMember
+from carpool.service.fleet.remote_access import HostFinding, RemoteAccess, RemoteSettings, agent_facts, describe_host
 
 _WAIT_S = 600.0  # for the first machine: an autoscaler may have to start it
 _POLL_S = 1.0

@@ -18,8 +18,8 @@ from carpool.core.topology import Path
 from carpool.logs import log_event
 from carpool.runtime.executor.client import ExecutorOptions
 from carpool.runtime.executor.client_protocol import Inventory
-from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
 from carpool.service.daemon.recovery import is_ahead
+from carpool.service.fleet.executor_access import ClaimSource, FleetMember, Unreachable
 from carpool.service.store.store import Store
 
 _RESTARTS_WITHIN_S = 60.0

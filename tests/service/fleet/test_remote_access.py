@@ -21,7 +21,7 @@ from carpool.runtime.executor.job_guard import JobMarker
 from carpool.runtime.executor.reports import Gone, HandedOver
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance
-from carpool.service.daemon.remote_access import AbsentMember, check_jobs, remote_members
+from carpool.service.fleet.remote_access import AbsentMember, check_jobs, remote_members
 from carpool.testing.reference import plain_loop
 from tests.support.daemon_crash import SLOW_TRAINING, check_journal, outcomes, read, steps_made
 from tests.support.fake_executor import FakeExecutor

@@ -30,7 +30,7 @@ from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable, Remo
 from carpool.runtime.remote.remote_protocol import peer_token
 from carpool.runtime.remote.remote_start import ensure_agent
 from carpool.runtime.remote.remote_worker_stream import Peer
-from carpool.service.daemon.executor_access import ClaimSource, FleetMember, Unreachable
+from carpool.service.fleet.executor_access import ClaimSource, FleetMember, Unreachable
 
 _SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connection is renewed
 _MARGIN_S = 2.0  # after the end of the lease, until a member counts as lost: its executor needs a tick to stop the jobs
