@@ -320,8 +320,11 @@ async def kill_executor_in_hand_of(daemon: DaemonInstance, state: Path, job: str
     """Kill the executor, after some progress, as if it were handling a job; returns when there is another one."""
     before, life = steps(daemon, job), daemon.store.mark.of(LOCAL).life
     await until(daemon, lambda: steps(daemon, job) > before)
+    pid = int((state / "executor" / "executor.pid").read_text())
+    os.kill(pid, signal.SIGSTOP)  # or it could clear the marker before it dies
+    await until(daemon, lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     JobMarker(state / "executor" / "job").set(JobId(job))
-    os.kill(int((state / "executor" / "executor.pid").read_text()), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     await until(daemon, lambda: daemon.store.mark.of(LOCAL).life != life)
 
 
