@@ -322,7 +322,8 @@ async def kill_executor_in_hand_of(daemon: DaemonInstance, state: Path, job: str
     await until(daemon, lambda: steps(daemon, job) > before)
     pid = int((state / "executor" / "executor.pid").read_text())
     os.kill(pid, signal.SIGSTOP)  # or it could clear the marker before it dies
-    await until(daemon, lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        await asyncio.sleep(0)
     JobMarker(state / "executor" / "job").set(JobId(job))
     os.kill(pid, signal.SIGKILL)
     await until(daemon, lambda: daemon.store.mark.of(LOCAL).life != life)
