@@ -316,14 +316,19 @@ def test_an_executor_may_die_while_a_commit_is_under_way(tmp_path: Path) -> None
     check_journal(read(state), [spec.id for spec, _ in jobs])
 
 
+def stop(pid: int) -> None:
+    """Stop a process; when this returns, it has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        os.sched_yield()
+
+
 async def kill_executor_in_hand_of(daemon: DaemonInstance, state: Path, job: str) -> None:
     """Kill the executor, after some progress, as if it were handling a job; returns when there is another one."""
     before, life = steps(daemon, job), daemon.store.mark.of(LOCAL).life
     await until(daemon, lambda: steps(daemon, job) > before)
     pid = int((state / "executor" / "executor.pid").read_text())
-    os.kill(pid, signal.SIGSTOP)  # or it could clear the marker before it dies
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        await asyncio.sleep(0)
+    stop(pid)  # or it could clear the marker before it dies
     JobMarker(state / "executor" / "job").set(JobId(job))
     os.kill(pid, signal.SIGKILL)
     await until(daemon, lambda: daemon.store.mark.of(LOCAL).life != life)
