@@ -51,7 +51,7 @@ _EXPLAINED = 2  # most changes that a plan's reason explains one by one
 class Carpool(Policy):
     """Market-clearing prices per device type, and an exact assignment of jobs at the margin (`prices`, `knapsack`).
 
-    The value of an option to a job is λ_j · g_j(o). A move costs its standstill: the value is multiplied by
+    The value of an option to a job is λ_j · g_j(o). A move costs its stall: the value is multiplied by
     (h − move)/h, h being the rest of the job, at most `horizon_s`. While rates are estimates, staying counts `trust`
     times, and no job gets more than `growth` times the devices it has tried. A job of unknown length is taken to be
     half done. Weights grow with waiting time, so no job starves. Jobs worth more together than apart share devices

@@ -231,7 +231,7 @@ class FinalSaveRetries:
         self._num_failed = 0
 
     def is_exhausted(self, error: BaseException | None) -> bool:
-        """Count a failed try with its error; True if there is to be no other one."""
+        """Count a failed try with its error; True if no other try should follow."""
         cause = error if isinstance(error, OSError) else getattr(error, "__cause__", None)
         if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
             return False
