@@ -33,7 +33,7 @@ _MAX_TRIES = 5  # to write a final state, if the error is not a full disk
 
 @cache
 def _machine() -> str:
-    """Names this machine and its processes' number space: a folder may be shared with others."""
+    """Identify this machine and pid namespace: in a shared folder, a pid alone does not say who writes a draft."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
