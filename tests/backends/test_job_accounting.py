@@ -100,4 +100,7 @@ def test_crashes_and_changes_by_the_user_are_in_the_story() -> None:
     crash = JobCrashed(JOB, generation=1, done=30.0, error="CUDA error 700")
     account = kept(Record(1.0, [WeightChanged(JOB, 4.0)]), Record(2.0, [crash]))
     assert account.restarts == 1
-    assert ["weight changed to 4" in account.story[0][1], "CUDA error 700" in account.story[1][1]] == [True, True]
+    assert ["weight changed by the user to 4" in account.story[0][1], "CUDA error 700" in account.story[1][1]] == [
+        True,
+        True,
+    ]

@@ -84,7 +84,9 @@ def test_a_heavier_job_comes_first_from_then_on() -> None:
     assert harness.ledger.accounts[B].spec.weight == 5.0
     harness.say(50.0, JobFinished(B, harness.scheduler.jobs[B].generation))
     assert list(harness.metrics.weights) == [5.0]
-    assert "weight changed to 5 by the user" in [words for _, words in job_history(harness.records, B)]
+    assert "weight changed by the user to 5, including priority and quota" in [
+        words for _, words in job_history(harness.records, B)
+    ]
 
 
 def test_who_holds_more_than_it_may_leaves_and_gets_what_it_may() -> None:

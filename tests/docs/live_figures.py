@@ -92,13 +92,13 @@ def against_baselines() -> Iterator[Check]:
             values += [sum(rates) / sum(others), fair(rates, others)]
         yield "docs/results.md", words + " | {}, {} | {}, {} |", values
         if words.startswith("against running sequentially, eager"):
-            yield "README.md", "{}× and {}× over one after another in eager mode;", [values[0], values[2]]
+            yield "README.md", "{}× and {}× compared with one after another in eager mode; ", [values[0], values[2]]
         elif words == "… against starting all at once, eager":
-            yield "README.md", "{}× and {}× over all at once in eager mode", [values[0], values[2]]
+            yield "README.md", "{}× and {}× compared with starting all at once in eager mode", [values[0], values[2]]
         elif words.endswith("sequentially with CUDA graphs"):
             yield (
                 "README.md",
-                "two sets of jobs: {}× and {}× over one after another with CUDA graphs;",
+                "two sets of jobs: {}× and {}× compared with running them one after another with CUDA graphs;",
                 [values[1], values[3]],
             )
 
@@ -125,7 +125,7 @@ def many() -> Iterator[Check]:
     )
     yield (
         "README.md",
-        "trainings | {}× and {}× over one after another with CUDA graphs; {}× and {}× over one",
+        "training jobs | speedup: {}× and {}× over one after another with CUDA graphs; {}× and {}× over one",
         [eight["sum"], six["sum"], eight["sum_of_eager"], six["sum_of_eager"]],
     )
     aside = {each["model"]: each for each in results("gpu_sharing") if each["stage"] == "mirrors"}

@@ -29,7 +29,7 @@ def philly() -> Iterator[Check]:
         assert found["wanted"] == found["reached"]
         yield "docs/policies/fifo.md", words + " {} | {} | {} |", found["reached"]
     first = results("replay_philly")[0]
-    yield "README.md", "using {} s of CPU time with `fifo`", [first["cpu_s"]]
+    yield "README.md", "the run takes {} s of CPU time with `fifo`", [first["cpu_s"]]
 
 
 def scale() -> Iterator[Check]:

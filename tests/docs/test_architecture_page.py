@@ -52,7 +52,7 @@ def test_a_question_of_the_index_is_asked_once_and_answered_by_at_most_three_fil
     assert len(rows) > 100
     assert len({question for question, _ in rows}) == len(rows)
     for question, answer in rows:
-        files = re.findall(r"`([\w/]+\.(?:py|js))`", answer)
+        files = re.findall(r"`([\w/]+\.(?:py|js|html))`", answer)
         assert 0 < len(files) <= 3, question
         missing = [file for file in files if not ((SOURCE / file).is_file() or (ROOT / file).is_file())]
         assert missing == [], question

@@ -309,7 +309,10 @@ def test_a_quota_counts_active_jobs(tmp_path: Path) -> None:
             with pytest.raises(QuotaExceeded, match="2 devices"):
                 await service.submit(BEN, [listed("d", devices=2)])
             await service.submit(BEN, [listed("e", weight=2.0)])
-            assert service.job(BEN, "e").weight == 6.0
+            assert rig.read_model.scheduler.jobs[JobId("e")].spec.weight == 6.0
+            await service.set_weight(BEN, "e", service.job(BEN, "e").weight)
+            assert service.job(BEN, "e").weight == 2.0
+            assert rig.read_model.scheduler.jobs[JobId("e")].spec.weight == 6.0
 
     asyncio.run(scenario())
 
@@ -372,8 +375,10 @@ def test_priorities_are_capped_and_missed_deadlines_shown(tmp_path: Path) -> Non
             )
             shown = service.job(ADA, "a")
             assert (shown.priority, shown.deadline, shown.is_late) == ("high", 1_000_005.0, False)
+            assert shown.weight == 1.0
             await service.set_weight(ADA, "a", 2.0)
-            assert service.job(ADA, "a").weight == 16.0
+            assert service.job(ADA, "a").weight == 2.0
+            assert rig.read_model.scheduler.jobs[JobId("a")].spec.weight == 16.0
             with pytest.raises(QuotaExceeded, match=r"high.*normal"):
                 await service.submit(BEN, [listed("b", priority=1)])
             await rig.settle(6.0)

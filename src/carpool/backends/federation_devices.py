@@ -55,7 +55,7 @@ class Devices(Protocol):
 
     @property
     def is_working(self) -> bool:
-        """Whether an event will follow for certain without another order."""
+        """Whether an event is certain to follow without another order."""
 
     @property
     def may_join(self) -> bool:

@@ -1,4 +1,4 @@
-"""Lanes of a federation: which devices run their tasks side by side on a GPU, and the MPS daemon that lets them."""
+"""Lanes of a federation: which devices run their tasks side by side on a GPU, and the MPS daemon for it."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class FederationRun:
         model, key, is_open = self._models.get(result.task), (cycle, device, result.task), self._is_open(cycle)
         if model is None or result.round != model.rounds or result.outcome != Outcome.ACCEPTED or not result.steps:
             return result
-        if not is_open:  # the coordinator refuses it; if it were stored, a later cycle with this number would count it
+        if not is_open:  # the coordinator refuses it; if stored, it would count in a later cycle of the same number
             return result
         if fd is None:
             return result._replace(outcome=Outcome.UNREADABLE, detail="no weights came with the result")

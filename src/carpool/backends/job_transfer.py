@@ -78,7 +78,7 @@ class JobTransfer:
         return replace(program, folder=folder)
 
     async def check_paths(self, job: JobId, program: Program) -> None:
-        """InputError for an absolute path, or the target of a link out of the folder, that is here and not there."""
+        """InputError if a path that the job names, or that its folder links to outside, is on this machine only."""
         values = [*program.args.values(), *program.command, *program.environment.values(), program.python]
         links = (await self._codes.of(program.folder)).links if program.folder else {}
         await self._files.require_paths(job, [*absolute_paths(values), *links.values()])

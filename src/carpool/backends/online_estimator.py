@@ -39,7 +39,7 @@ _REMEMBERED = 200  # ended jobs whose measurements still show how placements com
 _COMPUTES = 0.1  # least part of a step that is not synchronisation
 _PROBED = 0.02  # relative spread of a probe's measurement
 
-_LANE_S = 2.5  # of standstill when a job on a GPU changes its lane, until measured
+_LANE_S = 2.5  # of stall when a job on a GPU changes its lane, until measured
 
 Company = tuple[tuple[JobId, float, int], ...]  # the jobs on the same devices, with share and batch size, in order
 _Key = tuple[JobId, Groups, float, int, Company, Path | None]  # …, share, batch size, neighbours, way between nodes

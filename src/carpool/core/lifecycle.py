@@ -215,7 +215,7 @@ def requires_release(change: JobUpdate, held: Allocation | None) -> bool:
 def describe_update(change: JobUpdate) -> str:
     """The change in words, for the job's history."""
     if isinstance(change, WeightChanged):
-        return f"weight changed to {change.weight:g} by the user"
+        return f"weight changed by the user to {change.weight:g}, including priority and quota"
     if isinstance(change, ResumabilityChanged):
         return f"{'keeps' if change.resumable else 'loses'} its work when it is preempted"
     if change.min_devices == change.max_devices:

@@ -65,7 +65,7 @@ class Summary:
     weighted_jct_s: float  # Σ w·jct / Σ w
     utilisation: float  # Σ held device-seconds / (devices × makespan); shares count by their fractions, a device once
     preemptions: int  # involuntary losses of all devices
-    resizes: int  # other devices, or another number of them, for a job that held some
+    resizes: int  # changes of the devices that a running job holds, or of their number
 
 
 class JobTimeline:
@@ -224,7 +224,7 @@ class Metrics:
 
 
 def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
-    """The smallest value that at least `fraction` of the values do not exceed; NaN of nothing."""
+    """The smallest value that at least `fraction` of the values do not exceed; NaN if there are no values."""
     if not ordered:
         return nan
     return ordered[max(0, ceil(fraction * len(ordered)) - 1)]

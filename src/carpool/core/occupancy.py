@@ -215,9 +215,9 @@ class Occupancy:
         return copy
 
     def within_resources(self, spec: JobSpec) -> Occupancy:
-        """A copy, for searching only, with no more free devices on a node than it has host resources for the job.
+        """A copy, for searching only, with at most as many devices free on a node as its host resources suffice for.
 
-        What the job itself holds counts as free.
+        Host resources that the job itself holds count as free.
         """
         copy = self._overlaid()
         copy._free = {} if self._free is self._base_free else self._free.copy()
@@ -350,7 +350,7 @@ class Occupancy:
         self._hide_foreign()
 
     def set_foreign(self, foreign_devices: frozenset[int]) -> None:
-        """Leave exactly these devices to foreign processes, each once no job holds it."""
+        """Place no more jobs on exactly these devices, which foreign processes use; jobs that hold one keep it."""
         back = [device for device in self.foreign_devices - foreign_devices if self.is_foreign(device)]
         self.foreign_devices = foreign_devices
         for device in back:

@@ -53,7 +53,7 @@ def emptiest(free: Occupancy, kind: Kind, count: int) -> Runs | None:
 
 
 def linked(free: Occupancy, kind: Kind, count: int, max_nodes: int = 0) -> list[Runs]:
-    """Ways to take devices on nodes that are joined by fast links, each starting from another node.
+    """Candidate allocations on nodes with fast links between them, each built from a different first node.
 
     The next node is always the one with the fastest links to all nodes chosen so far; among equals, the emptiest.
     """

@@ -65,8 +65,8 @@ class Cycle:
 class Coordinator:
     """Facts in, orders out. It has no clock: time is the `at` of each call; `wake_at` is when it must be called.
 
-    Updates stay at the edge: the coordinator sees what was measured and checked, and orders which updates are
-    aggregated. Recovery folds records and does not plan again.
+    The coordinator never holds the updates themselves: it gets their measurements and the outcome of their checks, and
+    orders which ones to aggregate. Recovery folds records and does not plan again.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class DeviceState:
         return self.shares.get(task, 1.0)
 
     def must_start(self, tasks: Sequence[TaskName], settings: Sequence[Setting]) -> bool:
-        """Whether a process must start again for these lanes, which is no part of a planned time."""
+        """Whether a process must restart to get these lanes; planned times do not include restarts."""
         pairs = zip(tasks, settings, strict=True)
         return bool(self.load_s) and any(self.share(task) != setting.fraction for task, setting in pairs)
 
@@ -175,7 +175,7 @@ class CyclePlanner:
         return Mix(tuple(map(Setting, choice.shares)), in_turn=choice.in_turn), choice.seconds
 
     def _search(self, device: DeviceState, tasks: Sequence[Task], seconds: Sequence[float]) -> Mix:
-        """The shares that minimise the time until the last task of a device is done, from proportional ones on."""
+        """Search from proportional shares for those that minimise the time until a device's last task is done."""
         tenants = [Tenant(_as_job(task, each)) for task, each in zip(tasks, seconds, strict=True)]
         levels = self._federation.levels
         estimates = self._estimates if device.cores == 1 else CoreEstimator(cores=device.cores)
@@ -273,10 +273,10 @@ def _balanced(
 
 
 def matched_batches(tasks: Sequence[Task], volumes: Sequence[int]) -> list[int]:
-    """Batch sizes of a device's tasks: in proportion to their data, so that all make equally many steps, where allowed.
+    """Batch sizes in proportion to the tasks' data, so that all tasks make the same number of steps, where allowed.
 
-    As many as the geometric mean of the steps of an epoch with their own batch sizes. Tasks without `batch_range`
-    keep theirs.
+    That number is the geometric mean of the steps of an epoch with their own batch sizes. Tasks without `batch_range`
+    keep their batch size.
     """
     steps = [log(task.weight * volume / task.batch_size) for task, volume in zip(tasks, volumes, strict=True)]
     free = [each for task, each in zip(tasks, steps, strict=True) if task.batch_range is not None]
@@ -289,7 +289,7 @@ def matched_batches(tasks: Sequence[Task], volumes: Sequence[int]) -> list[int]:
 
 
 def _runs(federation: Federation, task: Task, volume: int, samples: int) -> int:
-    """The number of runs: as many as have at least the task's local epochs each, which is less than twice as many."""
+    """The largest number of runs in which each does at least the task's local epochs, and so less than twice that."""
     epochs = task.local_epochs or federation.epochs * task.weight
     least = max(epochs * volume, volume if task.whole_epochs else 1)
     return max(1, int(samples / least + _LEAST_S))
@@ -309,7 +309,7 @@ def _equal(
     device: DeviceState,
     held: Sequence[TaskName],
 ) -> DevicePlan:
-    """Equal shares and own batch sizes; equally many epochs or, with as many samples in all, equally many steps."""
+    """Equal shares and own batch sizes; the same number of epochs, or of steps with the same total of samples."""
     steps = 0
     if federation.plan == "equal-steps":
         batches = sum([tasks[name][0].batch_size for each in devices for name in tasks if each.volumes.get(name, 0)])

@@ -52,8 +52,8 @@ class LaneSpeeds:
     def learn(self, work: Sequence[Work], alone: Mapping[TaskName, float], together: Mapping[TaskName, float]) -> None:
         """Take in the seconds per sample of the tasks of a cycle, side by side and alone.
 
-        A task that goes on when others are done is faster by then. Its mean speed holds for these shares, because the
-        next cycle has the same proportions of work; the model learns only from tasks that were in company.
+        A task speeds up once others are done. Its mean speed still describes these shares, because the next cycle has
+        the same proportions of work; the model learns only from tasks that ran beside all others most of the time.
         """
         busy = {each.task: together[each.task] * each.samples for each in work if together.get(each.task)}
         speeds = {task: alone[task] / together[task] for task in busy if alone.get(task)}
@@ -111,8 +111,8 @@ def choose_lanes(
 ) -> LaneChoice:
     """The lanes that end these tasks' remaining epochs first, counting what it takes to start processes again.
 
-    Compared are the lanes that the tasks have and those of the share search, both side by side, and both the lanes that
-    they have and the whole GPU in turn.
+    Compares four choices: side by side with the present lanes or with those of the share search, and in turn with the
+    present lanes or with the whole GPU.
     """
     now = tuple([task.share for task in tasks])
     kept = [_side_by_side(lanes, tasks, now), _in_turn(lanes, tasks, now)]
@@ -144,7 +144,7 @@ def _in_turn(lanes: LaneSpeeds, tasks: Sequence[LaneTask], shares: Shares) -> La
 
 
 def _searched(lanes: LaneSpeeds, kind: Kind, tasks: Sequence[LaneTask], levels: Sequence[float]) -> LaneChoice:
-    """The shares that minimise the time until the last task is done, from equal and from proportional ones on."""
+    """The shares that minimise the time until the last task is done; searched from equal and from proportional ones."""
     specs = [
         JobSpec(JobId(task.name), model=task.name, batch_size=task.batch_size, weight=task.epoch_s) for task in tasks
     ]

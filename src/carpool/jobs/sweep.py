@@ -125,7 +125,7 @@ class Sweep:
         return self.samples if has_ranges else min(self.samples or self._num_combinations, self._num_combinations)
 
     def trials(self) -> Iterator[dict[str, Any]]:
-        """The values of each trial: every combination, or `samples` drawn ones, without repeats among lists."""
+        """The values of each trial: all combinations or `samples` random ones; these differ unless there are ranges."""
         random = Random(self.seed)
         if not self.samples:
             lists = [values for values in self.params.values() if not isinstance(values, Range)]
@@ -264,7 +264,7 @@ def _parsed(text: str) -> Any:
 
 
 def add_sweep(data: Mapping[str, Any], sweep: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The content of a job file whose jobs all have these parameters too; they replace those of the same name."""
+    """The content of a job file with these parameters in every job's sweep; they replace those of the same name."""
     tables = data.get("job")
     if not sweep or not isinstance(tables, list):
         return data

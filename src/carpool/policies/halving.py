@@ -5,8 +5,8 @@ reaches a rung continues if it is among the best 1/eta of all trials that have r
 because later ones may be worse. Once no further trial can reach the rung, the best 1/eta, at least one, continue and
 the others stop. A trial that cannot wait without losing its progress continues or stops at once.
 
-Unlike in ASHA no more than 1/eta of those that have reached a rung continue before it is complete. Otherwise each trial
-of a sorted list of values would continue, since each is better than those before it; so at most 2/eta of all do.
+Unlike in ASHA, at most 1/eta of the trials that have reached a rung may continue while it is still open. Otherwise, in
+a sweep sorted from worst to best, every trial would continue. In total at most 2/eta continue.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def rung_steps(rule: HalvingRule, rung: int) -> int:
 
 
 def rung_at(rule: HalvingRule, step: float, total: float | None = None) -> int:
-    """The highest rung at or below a step, -1 for none; the end of a training of `total` steps is no rung."""
+    """The highest rung at or below a step, -1 for none; the last step of a training, `total`, is never a rung."""
     rung = -1
     while rung_steps(rule, rung + 1) <= step and (total is None or rung_steps(rule, rung + 1) < total):
         rung += 1

@@ -98,7 +98,7 @@ class MoveCost:
         return len(getattr(self, "moves_", ()))
 
     def predict(self, moves: Sequence[Move]) -> list[Estimate]:
-        """Median seconds of standstill, with a first-order spread."""
+        """Median seconds of stall, with a first-order spread."""
         if not self.num_moves:
             return [Estimate(self.prior_s, self.prior_s) for _ in moves]
         if self._learned is None:

@@ -165,6 +165,6 @@ class IdempotencyKeys:
 
 
 def fingerprint(jobs: Sequence[ListedJob]) -> str:
-    """Hash a submission without what depends on the time of the request (deadlines) or repeats the program (params)."""
+    """Hash a submission without deadlines, which depend on the request's time, and params, which programs repeat."""
     rows = [[spec_to_json(replace(spec, deadline_s=0.0, params=())), program.as_json()] for spec, program in jobs]
     return sha256(json.dumps(rows, sort_keys=True, default=list).encode()).hexdigest()

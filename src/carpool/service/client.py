@@ -284,8 +284,8 @@ class Client:
     ) -> http.client.HTTPResponse:
         """Send on the open connection, or on a new one if the daemon has closed it.
 
-        If the connection breaks during the request, the daemon may have received it: only idempotent requests are
-        retried.
+        If the connection breaks during the request, the daemon may have received it: only idempotent requests on a
+        connection that was already open are retried, once.
         """
         content = None if body is None else json.dumps(body).encode()
         sent = self._headers(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})

@@ -445,4 +445,5 @@ class SchedulerService:
             what=present.describe_program(self._model.programs.get(name)),
             total=self._model.total_steps(name),
             ends_in=None if job is None else present.seconds_left(job, at, self._model.estimates),
+            quota_weight=self._quotas.of(account.spec.user).weight,
         )

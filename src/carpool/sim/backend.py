@@ -56,7 +56,7 @@ class RunningJob:
         self.generation = 0
         self.allocation: Allocation | None = None
         self.placement: Placement | None = None
-        self.ready_at = 0.0  # end of the standstill after the last order
+        self.ready_at = 0.0  # end of the stall after the last order
         self.version = 0  # of its next event; older ones are void
 
     def settle(self, at: float) -> None:
@@ -175,7 +175,7 @@ class SimulatedBackend:
             before = running.placement  # the job moves to other devices of the same shape, whatever else changes
         ready_at = at + self._world.change_s(spec, before, running.placement)
         if not moved:
-            ready_at = max(ready_at, running.ready_at)  # a smaller change must not end a standstill early
+            ready_at = max(ready_at, running.ready_at)  # a smaller change must not end a stall early
         if ready_at > at:
             running.rate = 0.0
             running.is_paced = False

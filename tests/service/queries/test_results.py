@@ -48,6 +48,8 @@ def test_nan_is_never_best() -> None:
         ([{"loss": 1.0, "val_acc": 1.0, "acc": 1.0}], "val_acc"),
         ([{"loss": 1.0, "rare": 1.0}, {"loss": 1.0}], "loss"),
         ([{"b": 1.0, "a": 1.0}], "a"),
+        ([{"interval": 1.0, "device_s": 1.0, "acc": 1.0, "testAcc": 1.0}], "testAcc"),
+        ([{"interval": 1.0, "acc": 1.0}], "acc"),
         ([{}], "loss"),
     ],
 )

@@ -1,9 +1,9 @@
 """Priorities and deadlines: rank jobs above the policy's own order.
 
-A job's *rank* is its priority, plus one while its deadline is urgent. The policy is shown lower ranks only once it
-starts no further job of a higher rank, so a waiting job of higher rank starts first, and devices it cannot use go to
-others. Among jobs of one rank the policy decides alone. Rank also multiplies the weight (`weight_with_priority`), so
-policies that use weights preempt running jobs for it.
+A job's *rank* is its priority, plus one while its deadline is urgent. The policy is shown one rank at a time, from the
+top, and sees the next only when it starts no more jobs of the ranks above. So a waiting job of higher rank starts
+first, and devices it cannot use go to others. Among jobs of one rank the policy decides alone. Rank also multiplies the
+weight (`weight_with_priority`), so policies that use weights preempt running jobs for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PriorityPlanner:
 
     def __init__(self, names: set[JobId]) -> None:
         self._names = names
-        self._served: int | None = None  # rank planned last, while lower ones are left
+        self._served: int | None = None  # rank planned last; None once all ranks are planned
         self.next_at: float | None = None  # when a deadline becomes urgent or passes next
 
     @property

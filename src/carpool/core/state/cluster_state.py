@@ -95,7 +95,7 @@ class ClusterState:
         self.outsiders: dict[DeviceId, OutsidersSeen] = {}  # by device
         self.drained: dict[NodeId, bool] = {}  # nodes that an operator took out: whether they are lost, too
         self.ranked: set[JobId] = set()  # jobs with a priority or a deadline, perhaps already over
-        self.unsettled: set[JobId] = set()  # jobs that, by their last report, do not hold the devices they should
+        self.unsettled: set[JobId] = set()  # jobs whose last report names other devices than their last order
         self.followed: list[Fact] = []
         self._estimator = estimator
         self._admission = Admission(self.ended)

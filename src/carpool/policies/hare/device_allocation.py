@@ -1,4 +1,4 @@
-"""Device counts per job: top jobs hold devices, others fill the rest, remaining jobs run in idle gaps."""
+"""Device counts per job: the first jobs get theirs whole, others share what is left, and the rest run in idle gaps."""
 
 from __future__ import annotations
 

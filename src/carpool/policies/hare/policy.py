@@ -236,7 +236,7 @@ def _bids(
 
 
 def _move_cost(view: Snapshot, job: Job, speeds: Mapping[Kind, float], work: float) -> float:
-    """The standstill of a move over the time that a running job has left where it is."""
+    """The stall of a move over the time that a running job has left where it is."""
     rate = sum([speeds.get(kind, 0.0) * count for kind, count in held_counts(view, job)])
     move_s = view.estimates.move_s(job.spec) or 0.0
     return move_s * rate / work if rate > 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""Waiting credit: how often waiting has doubled a job's weight; it grows while a job waits and is never lost.
+"""Waiting credit: the number of times that waiting has doubled a job's weight; never lost.
 
 Each class of lengths has a clock. A job earns one unit of credit per `patience_s` of waiting, or per 1.5 times the run
 time of all shorter jobs if that is longer, so that shorter jobs may overtake and an overloaded cluster keeps serving

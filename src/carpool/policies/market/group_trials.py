@@ -80,9 +80,9 @@ class GroupTrials:
         return at - self.since.get(_name(mix), at) <= _PATIENCE_S
 
     def is_measured(self, view: Snapshot, kind: Kind, mix: Sequence[MixEntry]) -> bool:
-        """Whether enough is known about a running group: how fast its jobs are together, and alone.
+        """Whether the speeds of a running group's jobs are known, both together and alone.
 
-        How fast one is alone is measured by a probe, if it runs long enough for that to pay.
+        A probe measures a job's speed alone, if the job runs long enough for that to pay.
         """
         together = [view.estimates.rate(*_among(mix, place, kind)) for place in range(len(mix))]
         if any(rate.std > SETTLED * rate.mean for rate in together):

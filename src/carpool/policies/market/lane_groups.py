@@ -1,13 +1,13 @@
 """Lane groups: jobs that share a device at chosen shares, where that saves weighted completion time.
 
-Used where the estimator predicts which part of its speed a job keeps at a share (`Estimator.retention`). At first each
-job is a block of its own. The two blocks whose merger saves most weighted completion time are merged, until no merger
-saves enough. For this, blocks are assumed to run by duration divided by weight, smallest first (`Schedule`).
+Used where the estimator predicts what fraction of its speed a job keeps at a share (`Estimator.retention`). At first
+each job is a block of its own. The two blocks whose merger saves most weighted completion time are merged, until no
+merger saves enough. This assumes that blocks run in order of duration divided by weight, smallest first (`Schedule`).
 While a prediction is uncertain, a quarter of its standard deviation is added, less for short jobs, so that a promising
 group is tried; once it is measured, the measurement counts.
 
-A block of nothing but jobs of unknown length is open-ended (`completion`): as much is expected to be left of a job that
-has run for a while as of one that has not started. So jobs are added to such a block as long as all of them together
+A block of nothing but jobs of unknown length is open-ended (`completion`): a job that has been running is expected to
+need as much more time as one that has not started. So jobs are added to such a block as long as all of them together
 become faster; letting one of them wait for another would save nothing.
 """
 
@@ -68,7 +68,7 @@ class Block(NamedTuple):
     end_s: float
     is_held: bool = False  # its jobs already run like this
     is_measured: bool = False  # the speeds are not only predicted
-    late_s: float = 0.0  # standstill of its running jobs until they run like this
+    late_s: float = 0.0  # stall of its running jobs until they run like this
     batches: tuple[int, ...] = (0,)  # 0: the job's own
 
 
@@ -78,8 +78,8 @@ def completion(
     """Σ weight · completion time, and the last completion, of jobs that start together at these relative speeds.
 
     When one ends, the slowdown of the others shrinks in proportion to the number of neighbours left. Open-ended jobs
-    have exponentially distributed lengths with these means: one of them ends after 1 / Σ (rate / mean) on average. Here
-    it is the one with the shortest time, and the expected rest of the others does not change.
+    have exponentially distributed lengths with these means: on average the first ends after 1 / Σ (rate / mean). We
+    take it to be the one with the shortest time; the others' expected remaining time stays the same.
     """
     left, at, cost = dict(enumerate(seconds)), 0.0, 0.0
     others = max(1, len(seconds) - 1)
@@ -101,13 +101,14 @@ def completion(
 class Schedule:
     """Σ weight · completion time of all jobs, by the blocks that they form.
 
-    Blocks are assumed to run by duration divided by weight, smallest first. On m devices, the i-th waits for the
-    durations of the blocks i − m, i − 2m and so on, so the first m wait for nothing. Behind merged jobs, a block
-    waits for (p − m + 1) / (p · m) of the sum of all durations before it, p being the devices that all before it take.
+    Blocks are assumed to run in order of duration divided by weight, smallest first. On m devices, the i-th waits for
+    the durations of the blocks i − m, i − 2m and so on, so the first m wait for nothing. A block behind merged entries
+    waits for (p − m + 1) / (p · m) of the total duration before it, where p is the number of devices used by everything
+    before it.
     """
 
     def __init__(self, ends: Floats, weights: Floats, widths: Floats, devices: float) -> None:
-        """Begin with jobs that form no blocks: device-seconds, weights and numbers of devices."""
+        """Start from the jobs outside any block, given their device-seconds, weights and device counts."""
         counts = np.maximum(1, widths).astype(int)
         ends, weights = np.repeat(ends / counts, counts), np.repeat(weights / counts, counts)  # one entry per device
         order = np.argsort(ends / np.maximum(weights, _LEAST), kind="stable")
@@ -190,7 +191,7 @@ class LaneGroups:
         return Schedule(ends[can_run], bids.weights[others[can_run]], narrowest[can_run], float(self.menu.supply.sum()))
 
     def _held_blocks(self, rows: Sequence[int], schedule: Schedule) -> list[Block]:
-        """Groups that run already, unless their jobs apart are better by what was measured, and all other rows."""
+        """Running groups (split where measurements favour that), followed by all other rows as single blocks."""
         groups = {tuple(sorted(self.sharers.get(row, ()))) for row in rows}
         found = [group for group in sorted(groups) if len(group) > 1 and set(group) <= set(rows)]
         self._evaluate(found)
@@ -278,7 +279,7 @@ class LaneGroups:
             self._known[rows] = list(dict.fromkeys(firsts))
 
     def _vectors(self, rows: tuple[int, ...]) -> list[Shares]:
-        """Candidate shares: as they are, with equal shares for newcomers; equal for all. Exact jobs keep theirs."""
+        """Candidate shares: present ones, with equal ones for new members; equal for all. Exact jobs keep theirs."""
         held = [self._held(row) for row in rows]
         found: dict[Shares, None] = {}
         levels = [1.0 / len(rows)] if not self._has_caps else [_level(total / len(rows)) for total in _SUMS] + [1.0]
@@ -299,7 +300,7 @@ class LaneGroups:
         return held.shares[0].fraction if held is not None and self.menu.held[row] == self.column else 0.0
 
     def _mix(self, rows: Sequence[int], shares: Shares) -> list[MixEntry]:
-        """Jobs with shares and batch sizes: those that a running group has, else the best alone that fit together."""
+        """Jobs with shares and batch sizes: those of the running group, else the best ones alone with which all fit."""
         specs = [self.menu.jobs[row].spec for row in rows]
         if self._runs_so(rows, shares):
             batches = [0 if (held := self.menu.jobs[row].desired) is None else held.batch_size for row in rows]
@@ -364,9 +365,9 @@ class LaneGroups:
 
 
 def fitting_batches(view: Snapshot, menu: Menu, rows: Sequence[int], kind: Kind, column: int) -> list[int] | None:
-    """Batch sizes with which jobs fit on one device, 0 for a job's own: the best alone, halved until memory suffices.
+    """Batch sizes with which jobs fit on one device; 0 means a job's own, None that nothing fits.
 
-    None if nothing fits.
+    The search starts from each job's best batch size alone and halves sizes until memory suffices.
     """
     specs = [menu.jobs[row].spec for row in rows]
     batches = [int(menu.batches[row, column]) for row in rows]

@@ -84,7 +84,7 @@ def _place_group(
 ) -> bool:
     """Assign the devices of an offer to all jobs of a group; False, with nothing changed, if they are not free.
 
-    Unless it `pays` in any case, an offer over a slow link is left to smaller ones that are worth more.
+    An offer over a slow link is refused where smaller ones are worth more, unless `pays` says not to check.
     """
     first = max(group.rows, key=lambda row: menu.held[row] == option)
     job, offer = menu.jobs[first], menu.offers[option]
@@ -135,7 +135,7 @@ def _find(draft: Draft, job: Job, offer: Offer, *, apart: bool) -> Runs | None:
 
 
 def _best_linked(draft: Draft, job: Job, kind: Kind, count: int, runs: Runs) -> Runs:
-    """Devices of several nodes on which the job is fastest; its own where others are hardly faster."""
+    """The devices on several nodes with which the job is fastest; those it holds, if others are hardly faster."""
     free, held = draft.occupancy, job.desired
     found = [runs, *linked(free, kind, count, free.cluster.nodes_for(job.spec))]
     rates = [rate_on_nodes(draft.view, job, Allocation.exclusive(each)) for each in found]

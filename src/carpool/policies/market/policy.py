@@ -51,11 +51,12 @@ _EXPLAINED = 2  # most changes that a plan's reason explains one by one
 class Carpool(Policy):
     """Market-clearing prices per device type, and an exact assignment of jobs at the margin (`prices`, `knapsack`).
 
-    The value of an option to a job is λ_j · g_j(o). A move costs its standstill: the value is multiplied by
-    (h − move)/h, h being the rest of the job, at most `horizon_s`. While rates are estimates, staying counts `trust`
-    times, and no job gets more than `growth` times the devices it has tried. A job of unknown length is taken to be
-    half done. Weights grow with waiting time, so no job starves. Jobs worth more together than apart share devices
-    (`colocation_groups`).
+    The value of an option o to a job j is λ_j · g_j(o): its rate g_j(o) there, in units of work per second, times the
+    value λ_j of a unit of its work at the current prices. If the job would have to move, the value is multiplied by
+    (h − move)/h: h is its remaining time, at most `horizon_s`, and `move` the seconds that the move costs. While rates
+    are estimates, staying counts `trust` times, and no job gets more than `growth` times the devices it has tried. A
+    job of unknown length is taken to be half done. Weights grow with waiting time, so no job starves. Jobs worth more
+    together than apart share devices (`colocation_groups`).
 
     With `objective` makespan a job's weight is its shortest run time, and prices do not fall over time: the longest
     jobs come first, each on its comparatively fastest devices.
@@ -292,7 +293,7 @@ class Carpool(Policy):
         stick = np.where(menu.is_sure, _STAYS, self.trust)
         rest_here = np.clip(market.work / np.maximum(menu.stay_rates, 1e-30), _TINY, self.horizon_s)
         stays = worths * menu.stay_rates * stick * (1.0 + np.minimum(1.0, move / rest_here))
-        # the same for all sizes, so the job may still be resized
+        # All options, staying included, gain the same value, so the job is harder to preempt and no harder to resize.
         least = np.where(values > 0.0, values, np.inf).min(axis=1)
         able = runs & np.isfinite(least)
         again = memory.clocks.preemption_factors(menu.jobs) - 1.0
@@ -356,7 +357,7 @@ def _lengths(menu: Menu, work: Floats) -> Floats:
 
 
 def _with_blocks(market: Market, blocks: Sequence[tuple[int, Block]]) -> tuple[list[int], Market]:
-    """The rows of single jobs and of each block's first job, and the market in which that one stands for its block."""
+    """The rows that remain if each block is one job, in the row of its first job; and the market of these rows."""
     rates, weights, work = market.rates.copy(), market.weights.copy(), market.work.copy()
     for column, block in blocks:
         first = block.rows[0]

@@ -41,8 +41,8 @@ class SpanModel:
         S = o_job + f_job · f_path · (2(n − 1)/n · bytes / speed + 2(n − 1) · latency)        on n devices
 
     An exact job broadcasts the gradients of each of its n devices instead. The factor of a job says how its traffic
-    differs from that, the factor of a path what process groups reach on links of a measured speed. All are learned
-    from reported synchronisation by an extended Kalman filter, which divides a deviation by their uncertainty.
+    differs from that; the factor of a path says how close process groups come to the link's measured speed. All are
+    learned from reported synchronisation by an extended Kalman filter, which divides a deviation by their uncertainty.
     """
 
     def __init__(self) -> None:

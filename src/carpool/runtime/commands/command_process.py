@@ -57,7 +57,7 @@ from carpool.runtime.process.process_tree import bind_tree, continue_tree, desce
 from carpool.runtime.process.protocol import Evaluated, Joined, Message, Proceed, ProgressFound, RunProgram
 from carpool.runtime.process.reaper import NOT_STARTED
 
-_LEAST_FREE = 1 << 16  # bytes; with less, a command that fails may have failed for it
+_LEAST_FREE = 1 << 16  # bytes; with less free, the disk counts as full when a command fails
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _COLLECT_S = 1.0  # between readings of a command's metrics
 _DRAIN_S = 2.0  # after a command's exit, for messages of its session
@@ -135,7 +135,7 @@ class CommandProcess:
         self._run(self.state.order(at, target))
 
     def _look(self, at: float, slots: Sequence[WorkerSlot]) -> None:
-        """Find out which jobs it would start beside, and how."""
+        """Find out which other jobs are on these GPUs and, before it starts, whether it can be parked there."""
         self.state.look(at, self._look_beside(slots))
         if not self.state.has_processes and slots:  # the driver cannot park clients of MPS
             self.state.can_park = self._keeps_work and not self._lane_environment(slots)
@@ -170,9 +170,10 @@ class CommandProcess:
         self.send(Proceed(self._epoch, time_sliced=time_sliced))
 
     def freeze(self, *, frozen: bool) -> None:
-        """Stop all processes of the command, repeatedly until all have; or continue them, unless it is parked.
+        """Stop the processes of the command, or continue them unless it is parked.
 
-        A command that is terminating is killed: a stopped one could not exit, and it must not compute until it does.
+        To be called again while frozen: a process may fork before it is stopped. If the command was told to terminate,
+        it is killed: stopped, it could not exit.
         """
         if self._process is not None and frozen:
             is_ending = self.state.phase is CommandPhase.TERMINATING
@@ -456,7 +457,7 @@ class CommandProcess:
 
 
 def _full_disk(folder: Path) -> str:
-    """That the disk of a job's folder is full, where it is; else empty."""
+    """The cause "the disk is full", if less than `_LEAST_FREE` is left on the disk of a job's folder; else empty."""
     with contextlib.suppress(OSError):
         if shutil.disk_usage(folder).free < _LEAST_FREE:
             return f"the disk of {folder} is full. Free some space"

@@ -36,7 +36,7 @@ _BY_NEIGHBOURS = re.compile(
     r"(?i:out of memory|outofmemory|illegal memory access|launch failure)|RESOURCE_EXHAUSTED|\bMPS\b"
 )
 
-_NEIGHBOUR_S = 10.0  # after a neighbour's end, during which a failure can be due to it: several jobs may fail at once
+_NEIGHBOUR_S = 10.0  # a failure can be due to a neighbour that ended this long ago: several jobs may fail at once
 PARKING_TIMEOUT_S = 600.0  # for parking and for restoring; a driver copies about 2 GB a second
 
 
@@ -216,9 +216,9 @@ class CommandState:
         return self._reconcile(at)
 
     def exited(self, at: float, code: int, cause: str = "", last_line: str = "") -> list[CommandAction]:
-        """Handle the command's exit; a negative code is the signal that killed it, `cause` why the kernel did.
+        """Handle the command's exit with `code`: its exit code, or the negated number of the signal that killed it.
 
-        `last_line` is what it printed last.
+        `cause` says why, if that is known (out of memory, a full disk); `last_line` is what the command printed last.
         """
         phase = self.phase
         self.slots = ()

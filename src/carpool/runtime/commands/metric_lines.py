@@ -1,7 +1,8 @@
 """Metrics in a program's output: lines that are JSON objects, such as ``{"step": 10, "val_acc": 0.8}``.
 
 A Python dictionary, as the Hugging Face trainer prints it, counts too, with numbers as text (``'0.69'``) and behind a
-progress bar on the same line. A line needs a step (`step`, `global_step`, `iteration` or `epoch`) and a number.
+progress bar on the same line. A line needs a number and a step: the first found of `step`, `global_step`, `steps`,
+`iteration`, `iter` and `epoch`.
 """
 
 from __future__ import annotations

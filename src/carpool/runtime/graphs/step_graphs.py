@@ -1,9 +1,9 @@
 """Step graphs: captures, verifies and replays forward, backward and update of a step with static shapes.
 
-1. The first step with a batch signature runs eagerly. The next runs eagerly on the capture stream, is then captured and
-   replayed from the same state: loss, gradients and buffers must be bitwise equal, for the update also weights and
-   optimizer state. One more step is checked, with another batch, random numbers and learning rate. From then on the
-   graph is replayed.
+1. The first step with a batch signature runs eagerly. The second runs eagerly on the capture stream; it is then
+   captured, and the graph is replayed from the same state. Both must give bitwise equal losses, gradients and buffers,
+   and after the update equal weights and optimizer states. One more step, with another batch, random numbers and
+   learning rate, is checked in the same way. From then on the graph is replayed.
 2. A graph that differs, or cannot be captured, is replaced by eager execution for good, and the job's story says why.
    Checked steps keep the eager result, so checking never changes what is learned.
 3. Forward and backward are two graphs, so that the host reads the loss during the backward pass: a non-finite loss
@@ -107,7 +107,7 @@ class StepGraphs:
 
     @property
     def is_warmed_up(self) -> bool:
-        """Whether everything in such a step that can be replayed is being replayed by now."""
+        """Whether capture and checks are over: what can be captured is replayed, the rest runs eagerly for good."""
         verified = [each for each in self._captured.values() if each is not None and each.is_verified]
         has_all = any(each.is_fully_verified for each in verified) or bool(verified and self.eager_update_reason)
         return bool(self.eager_reason) or has_all

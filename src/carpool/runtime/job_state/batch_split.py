@@ -20,7 +20,7 @@ from carpool.runtime.job_state.update_sharding import Ranges, UpdateShardingPlan
 from carpool.runtime.process.protocol import Contributed, Ready, WorkerFailed
 from carpool.runtime.reduce.shards import MicroBatchLimits, max_micro_batch
 
-_MAX_FAILURES = 10  # of a split, before it is tried again: the measurements may be out of date
+_MAX_FAILURES = 10  # counted at most; each doubles the passes until a split that turned out slower is tried again
 
 Slots = tuple[WorkerSlot, ...]
 
@@ -227,7 +227,7 @@ class MemoryShortage:
 
     @property
     def leak(self) -> str:
-        """How memory grew, where it did: the step that failed then is like those before it."""
+        """The error if memory grew over the steps before: the step that failed needs no more than those did."""
         limit = f" There is no more than {self.failure.limit}." if self.failure.limit else ""
         error = f" The error: {self.failure.error}."
         return f"ran out of memory at step {self.failure.step + 1}. {self.failure.growth}{limit}{error}"

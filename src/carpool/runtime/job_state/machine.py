@@ -1,7 +1,7 @@
 """Job state machine: events in, actions out; no clock, no sockets, no torch.
 
-Every event updates the `JobState`; then `reconcile` takes every step towards the newest order that is possible now.
-There is no plan that a fault could interrupt: after any fault the same rules continue from the current state.
+Every event updates the `JobState`; then `reconcile` does everything towards the newest order that is possible now. It
+decides from the current state alone, so after a fault the same rules apply as before it.
 """
 
 from __future__ import annotations
@@ -214,9 +214,9 @@ def _apply_step(state: JobState, at: float, epoch: ProcessGroupEpoch, done: int 
 
 
 def _steps_ahead(state: JobState, epoch: ProcessGroupEpoch) -> int:
-    """How many steps one `Apply` covers across nodes: few enough for a change to wait only briefly.
+    """How many steps one `Apply` allows ranks on several nodes to make: few, because changes wait until all are made.
 
-    Repeated steps are split as they were the first time.
+    They end before a repeated step that was divided among the devices in another way the first time.
     """
     step_s, change = epoch.timing.step_s, state.splitter.same_split_until(epoch.granted)
     steps = max(1, min(_MAX_AHEAD, int(state.options.ahead_s / step_s))) if step_s else 1

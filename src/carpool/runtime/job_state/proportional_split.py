@@ -56,9 +56,9 @@ class DeviceSpeeds:
 
 
 def split_proportionally(pieces: int, speeds: Sequence[float], least: int = 0) -> tuple[int, ...]:
-    """Pieces per device so that the slowest is done as early as possible; ties go to the first.
+    """How many pieces each device gets, so that the last one is done as early as possible; ties go to the first.
 
-    Each gets at least ``least`` where there are enough.
+    Each gets at least ``least``, if there are enough pieces for that.
     """
     ranks = len(speeds)
     floor = least if pieces >= least * ranks else 0

@@ -28,7 +28,7 @@ from carpool.runtime.job_state.types import (
 )
 from carpool.runtime.process.protocol import Halt, Proceed, ReleaseMemory
 
-_STANDBY_S = 30.0  # a policy that searches for a share tries another one for less than this
+_STANDBY_S = 30.0  # longer than a policy that searches for a share tries another one
 
 
 def reconcile(state: JobState, at: float) -> list[Action]:
@@ -240,7 +240,8 @@ def _layout(state: JobState, slots: tuple[WorkerSlot, ...], step: int, current: 
 def _dismiss_or_keep(state: JobState, at: float, unused: Sequence[WorkerState]) -> None:
     """Dismiss workers, but keep the one that has just left a lane on standby.
 
-    A policy that searches for the best share returns to it in the end; the worker then runs as it was measured.
+    A policy that searches for the best share may return to this lane; the worker then runs at the speed measured
+    before.
     """
     newest = [worker for worker in unused if not worker.standby_until]
     for worker in newest:

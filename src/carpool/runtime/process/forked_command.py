@@ -1,7 +1,7 @@
 """Forked command: a Python program that runs in a fork of the fork server, under a reaper of its own.
 
-The fork server forks a process, which checks that the program may run there and forks the reaper; this leaves the fork
-server's session, so that the command survives it, and exits when the executor closes its lifeline.
+The fork server forks a process, which checks that the program may run there and forks the reaper. The reaper leaves the
+fork server's session, so that the command survives the fork server; it exits when the executor closes its lifeline.
 """
 
 from __future__ import annotations

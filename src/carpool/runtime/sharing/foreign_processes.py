@@ -22,10 +22,12 @@ ListProcesses = Callable[[int], "list[GpuProcess] | None"]  # by CUDA index
 class ForeignProcessMonitor:
     """Checks every few seconds for foreign processes on our GPUs.
 
-    Processes found at the first check were there before us: the user named that GPU nevertheless, so it is used. A GPU
-    that a foreign process enters later is left to it once none of our workers is on it. A process counts when it was
-    seen twice in a row, because an exited worker may still be listed, and only if it exists here or the driver has
-    shown that it uses our pid numbering: in a container it may not.
+    A GPU with foreign processes at the first check is used: the user named it nevertheless. If a foreign process starts
+    on a GPU later, jobs there stay, and no other job is placed there until that process has ended.
+
+    A process counts once two checks in a row have found it, because a worker that has exited may still be listed. In a
+    container the driver may use other pids than we do: until it has listed one of our pids, a process counts only if
+    its pid exists here.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ _MAX_TRIES = 5  # to write a final state, if the error is not a full disk
 
 @cache
 def _machine() -> str:
-    """Names this machine and its processes' number space: a folder may be shared with others."""
+    """Identify this machine and pid namespace: in a shared folder, a pid alone does not say who writes a draft."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
@@ -231,7 +231,7 @@ class FinalSaveRetries:
         self._num_failed = 0
 
     def is_exhausted(self, error: BaseException | None) -> bool:
-        """Count a failed try with its error; True if there is to be no other one."""
+        """Count a failed try with its error; True if no other try should follow."""
         cause = error if isinstance(error, OSError) else getattr(error, "__cause__", None)
         if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
             return False

@@ -1,9 +1,8 @@
 """Worker: trains one rank of one job on one device as the executor's messages direct.
 
-`_act` does one action, which depends only on the rank context (None: wait for orders) and the trainer's state; orders
-are handled between actions. Every such moment is a step boundary, because contributing to a step leaves the trainer
-unchanged, so orders are carried out at once. The only exception is the exchange of updated parameters, which defers
-what it can.
+`_act` does one action, which depends only on the rank context (None: wait for orders) and the trainer's state. Orders
+are handled between actions, at once: contributing to a step leaves the trainer unchanged, so each of these moments is a
+step boundary. The only exception is the exchange of updated parameters, which defers what it can.
 """
 
 from __future__ import annotations
@@ -367,7 +366,7 @@ class Worker:
             self._report_done(reason)
 
     def _retry_final_save(self) -> None:
-        """Wait for orders or a moment, then try to write the final state again: without it nothing is finished."""
+        """Try again to write the final state, after an order or a pause: the job finishes only once it is on disk."""
         received = self._channel.receive(_RETRY_S)
         if received is not None:
             if isinstance(received.message, Proceed | Halt | Load):

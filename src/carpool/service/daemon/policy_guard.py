@@ -51,7 +51,7 @@ class PlanningBudget:
         return max(0.0, -self._left_s) / self._share
 
 
-_FALLBACK = "fifo"  # its plans are discarded, too
+_FALLBACK = "fifo"  # of the dry run, which discards its plans; the daemon's own is set in bootstrap.py
 _MAX_WAKES = 4  # one if jobs have to be released first, and one for each priority rank
 
 

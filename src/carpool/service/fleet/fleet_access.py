@@ -23,8 +23,8 @@ from carpool.service.fleet.executor_access import ClaimSource, FleetMember, Unre
 from carpool.service.store.store import Store
 
 _RESTARTS_WITHIN_S = 60.0
-_MAX_DEATHS = 2  # of executors that one job may cause
-_MAX_UNEXPLAINED = 3  # deaths within that time that any of several jobs may have caused
+_MAX_DEATHS = 2  # of executors that one job may cause; then the job fails
+_MAX_UNEXPLAINED = 3  # deaths within that time while the same jobs ran; then these are paused
 
 _log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class FleetAccess:
         return [JobFailed(job, self._scheduler.jobs[job].generation, error)]
 
     def _suspect(self, name: str, reason: str) -> list[Fact]:
-        """Fail the only job that ran at each of an executor's last deaths; pause several.
+        """Find the jobs that ran at each of an executor's last deaths: a single one fails, several are paused.
 
         A command can kill the executor by its process id while the executor handles another job or none.
         """
@@ -243,14 +243,14 @@ class FleetAccess:
         return [NodeLost(node.id) for node in there if not any(is_of(node.name, name) for name in self._members)]
 
     def rejoin(self, name: str) -> list[Fact]:
-        """Declare a member lost, with all that ran on it, and joined again."""
+        """Report a member's node as lost, with all that ran on it, and then as joined again."""
         node = self.nodes[name]
         log_event(_log, "node_rejoined", node=node.name, devices=len(node.devices))
         return node.rejoin(self._scheduler.cluster, self._lost, name)
 
     @property
     def _lost(self) -> set[NodeId]:
-        """Lost nodes without drained ones, which may be lost, too, and are reported lost again with their member."""
+        """Lost nodes that are not drained; a drained node is reported as lost again when its member is lost."""
         return {*self._scheduler.snapshot().occupancy.lost} - {*self._scheduler.drained}
 
     def close(self) -> None:

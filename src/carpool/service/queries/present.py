@@ -13,7 +13,7 @@ from math import hypot, inf
 from pathlib import Path
 
 from carpool.backends.job_accounting import JobAccount
-from carpool.core.constraints.priorities import priority_name
+from carpool.core.constraints.priorities import priority_name, weight_with_priority
 from carpool.core.estimates import Estimator
 from carpool.core.job_history import describe_request
 from carpool.core.messages import OutsidersSeen, Planned
@@ -114,8 +114,12 @@ def job_view(
     what: str = "",
     total: float | None = None,
     ends_in: TimeEstimate | None = None,
+    quota_weight: float = 1.0,
 ) -> JobView:
-    """Build the view of a job at a time; `redact` filters the policy's reason for the caller."""
+    """Build the view of a job at a time; `redact` filters the policy's reason for the caller.
+
+    Its weight is the one that was given: without the factors of the job's priority and its user's quota.
+    """
     spec, outcome = account.spec, account.outcome
     until = at if account.ended_at is None else account.ended_at
     held_s = account.held_s + (at - account.held_since if account.held is not None else 0.0)
@@ -125,7 +129,7 @@ def job_view(
         user=spec.user,
         phase=phase,
         what=what,
-        weight=spec.weight,
+        weight=spec.weight / weight_with_priority(quota_weight, spec.priority),
         devices=spec.devices,
         min_devices=spec.narrowest,
         max_devices=spec.widest,

@@ -16,12 +16,12 @@ from carpool.service.queries.views import PointView, ResultRow, ResultsView
 from carpool.service.store.journal_file import has_journal, read_run_journal
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of a metric's name: val_loss, test/WER, valLoss
-_LESS_IS_BETTER = re.compile(  # matches a whole word of it
+_LESS_IS_BETTER = re.compile(  # matches a whole word of the name
     r".*loss|.*error|losses|errors?|err|perplexity|ppl|mse|mae|rmse|rmsle|mape|smape|nll|wer|cer|eer|ece|brier|fid|bpc"
     r"|bpb|bits|kl|divergence|distance|regret|costs?|penalty|time|seconds|duration|latency",
     re.IGNORECASE,
 )
-_HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
+_HELD_OUT = re.compile(r"val|valid|validation|test|eval|evaluation|dev", re.IGNORECASE)
 
 
 def run_accounts(folder: RunFolder) -> list[JobAccount]:
@@ -43,7 +43,7 @@ def run_accounts(folder: RunFolder) -> list[JobAccount]:
 
 def default_mode(metric: str) -> str:
     """``min`` for a metric with a word in its name that says less is better, such as loss or error; else ``max``."""
-    return "min" if any(map(_LESS_IS_BETTER.fullmatch, _WORD.findall(metric))) else "max"
+    return "min" if _has_word(metric, _LESS_IS_BETTER) else "max"
 
 
 def results_view(name: str, accounts: Sequence[JobAccount], at: float, metric: str = "", mode: str = "") -> ResultsView:
@@ -76,7 +76,11 @@ def _default_metric(reported: Counter[str]) -> str:
     """The metric that most jobs report: a held-out one before others, the training loss last."""
     if not reported:
         return LOSS
-    return min(reported, key=lambda name: (-reported[name], name == LOSS, not _HELD_OUT.search(name), name))
+    return min(reported, key=lambda name: (-reported[name], name == LOSS, not _has_word(name, _HELD_OUT), name))
+
+
+def _has_word(metric: str, pattern: re.Pattern[str]) -> bool:
+    return any(map(pattern.fullmatch, _WORD.findall(metric)))
 
 
 def _row(account: JobAccount, metric: str, *, is_max: bool, at: float) -> ResultRow:

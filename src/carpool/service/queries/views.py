@@ -34,7 +34,7 @@ class JobView:
     user: str
     phase: Phase
     what: str  # the entry, or the command line
-    weight: float
+    weight: float  # without the factors of priority and quota
     devices: int  # requested
     min_devices: int
     max_devices: int

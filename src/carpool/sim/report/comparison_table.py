@@ -32,7 +32,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("makespan_s", "makespan", "last end − first submit"),
     Measure("utilisation", "utilisation", "held device-seconds / (devices × makespan)", "share", True),
     Measure("preemptions", "preemptions", "involuntary losses of all devices", "count"),
-    Measure("resizes", "resizes", "changes of the number of devices while running", "count"),
+    Measure("resizes", "resizes", "changes of the devices that a running job holds, or of their number", "count"),
     Measure("wall_s", "wall", "time the simulation itself took", "wall", over_finished=False),
 )
 

@@ -69,9 +69,9 @@ def check_capacity(
     *,
     skip_invalid: bool = False,
 ) -> Trace:
-    """The trace itself when each job fits the empty cluster; else an error, or a trace without the jobs that do not.
+    """The trace, if each job fits on the empty cluster; else an error or, with `skip_invalid`, the jobs that fit.
 
-    With `by_kind` a job that names kinds is measured against the devices of those kinds together.
+    With `by_kind`, a job that names kinds may use the devices of those kinds together.
     """
     specs = [spec for _, spec in trace.arrivals if spec.devices > cluster_devices or spec.kinds]
     limits = [_limit(spec, cluster_devices, by_kind) for spec in specs]
@@ -105,7 +105,7 @@ def _limit(spec: JobSpec, cluster_devices: int, by_kind: Mapping[Kind, int] | No
 
 
 def _does_not_fit(name: str, spec: JobSpec, limit: int, count: int, num_kinds: int) -> InputError:
-    """The error for the first job that is larger than the cluster; without kinds, it runs on one type."""
+    """The error for the first job that is larger than the cluster; a job that names no kinds runs on devices of one."""
     kinds = f" of type {' or '.join(spec.kinds)}" if spec.kinds else ""
     most = f"at most {limit} of one type" if num_kinds > 1 and not spec.kinds else f"{limit}"
     others = f" ({count - 1} more jobs are too large)" if count > 1 else ""

@@ -42,8 +42,8 @@ class World(ABC):
     __slots__ = ()
 
     bounds_jct: ClassVar[bool] = False  # whether `weighted_jct_bound_s` answers
-    start_s: float = 0.0  # standstill when a job starts
-    resize_s: float = 0.0  # standstill when it moves
+    start_s: float = 0.0  # stall when a job starts
+    resize_s: float = 0.0  # stall when it moves
     report_every_s: float = 0.0  # how often running jobs report; 0: only when something changes
 
     def prepare(self, arrivals: Sequence[Arrival], cluster: Cluster) -> tuple[Sequence[Arrival], Cluster]:
@@ -66,7 +66,7 @@ class World(ABC):
         """The job's true rate there, after `done` units of work."""
 
     def change_s(self, spec: JobSpec, before: Placement | None, after: Placement) -> float:
-        """Seconds of standstill when the job starts (`before` is None), moves or is resized.
+        """Seconds of stall when the job starts (`before` is None), moves or is resized.
 
         With `before == after` the job moves to other devices of the same types. With equal groups and another share,
         batch size or turn it keeps its devices.

@@ -38,9 +38,9 @@ class Contention:
       gpulet, ATC'22, and iGniter, TPDS'23).
     - Resources are not exceeded: the second term makes Σ x·u ≤ 1, the third Σ x·w ≤ 1.
 
-    So caps that sum to 1 waste what light jobs leave, moderate oversubscription is best, and without caps the heaviest
-    job slows all to about time slicing. With κ = 2 it is within a tenth of rates measured on an H200
-    (`docs/worlds/h200.toml`).
+    If caps sum to 1, what light jobs leave unused is lost; sums moderately above 1 are fastest; without caps, the
+    heaviest job slows all jobs to about the speed of time slicing. With κ = 2, predicted rates are within a tenth of
+    those measured on an H200 (`docs/worlds/h200.toml`).
 
     A job of a higher turn runs while lower turns are idle, and never slows them (AntMan, OSDI'20): it gets
     filler · max(0, 1 − busy) of its speed among its own turn, busy = Σ x·u of the lower turns.

@@ -80,7 +80,7 @@ class KindTraits:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCosts:
-    """Seconds of standstill at a change. The defaults have the magnitude measured on an H200."""
+    """Seconds of stall at a change. The defaults have the magnitude measured on an H200."""
 
     start_s: float = number(8.0, low=0.0)  # cold: a new process up to its first step
     resize_s: float = number(1.0, low=0.0)  # other devices
