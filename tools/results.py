@@ -70,6 +70,7 @@ KINDS: dict[str, tuple[Benchmark, ...]] = {
         Benchmark("runtime_resize.py", "runtime_resize", 3),
         Benchmark("runtime_overhead.py", "runtime_overhead", 8),
         Benchmark("runtime_ddp.py", "runtime_ddp", 10),
+        Benchmark("span_ddp.py --repeats 5", "span_ddp", 2),
         Benchmark("runtime_unlike.py", "runtime_unlike", 10),
         Benchmark("runtime_updates.py", "runtime_updates", 5),
         Benchmark("runtime_bits.py", "runtime_bits", 2),

@@ -539,6 +539,17 @@ def data_parallel() -> Iterator[Check]:
         for each in results(file)["rows"]
     ]
     yield page, "the CNN is at {} and {} of DDP's throughput and the LSTM at {} and {}", small
+    wide = results("span_ddp"), results("span_ddp_1gbit")
+    yield (
+        page,
+        "takes {} times as long as DDP's (median of {} pairs,",
+        [wide[0]["ratio"], wide[0]["repeats"]],
+    )
+    yield (
+        page,
+        "and {} times with 2.1 million parameters over 1 Gbit/s ({} pairs)",
+        [wide[1]["ratio"], wide[1]["repeats"]],
+    )
     for name, file, job in (
         ("CNN, 192 samples | 4 and 2", "runtime_unlike_cnn_192", "cnn"),
         ("CNN, 96 samples | 4 and 2", "runtime_unlike_cnn_four_two", "cnn"),

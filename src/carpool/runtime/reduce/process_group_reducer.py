@@ -33,7 +33,9 @@ JOIN_S = 20.0  # for all ranks to join a process group; they are ordered to at t
 # For the slowest rank of a step. A lost process or machine is noticed by the executors long before; this is for a
 # connection between two ranks that was cut silently.
 COLLECTIVE_S = 600.0
-BUCKET_BYTES = 4 << 20  # of gradients summed by one all-reduce; with less, threads of gloo take time from the backward pass
+BUCKET_BYTES = (
+    4 << 20
+)  # of gradients summed by one all-reduce; with less, threads of gloo take time from the backward pass
 _POLL = timedelta(milliseconds=20)  # between looks for new orders
 
 
