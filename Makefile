@@ -5,8 +5,8 @@ PYTHON ?= python3
 EXTRAS ?= dev,federated,ray,serve,torch
 # Further words for pytest: `make test PYTEST_ARGS="-m slow"`.
 PYTEST_ARGS ?=
-# Processes that share the tests: one more than there are cores, since many tests wait for other processes.
-JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+# Processes that share the tests.
+JOBS ?= auto
 # Scripts that `make bench` runs.
 BENCH ?= $(sort $(wildcard benchmarks/*.py))
 # Benchmarks that `make results` runs, and the folder with public traces for them.
@@ -52,7 +52,7 @@ demo: $(STAMP) ## train the built-in jobs shared, one after another and by hand,
 	@$(BIN)/carpool demo
 
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
 
 check: $(STAMP) ## format, lint, types, import floors, tests: all that has to pass
 	@echo "== format" && $(BIN)/ruff format --check --quiet . \
