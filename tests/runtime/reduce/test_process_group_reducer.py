@@ -148,6 +148,16 @@ def test_the_sum_does_not_depend_on_when_gradients_are_sent(store: TCPStore) -> 
     assert len({digest(each.training.model) for each in (*expected.trained, *ranks.trained)}) == 1
 
 
+def test_a_rank_without_samples_sends_the_same_buckets(store: TCPStore) -> None:
+    pairs = []
+    for epoch, is_early in enumerate((False, True)):
+        ranks = PairOfRanks(store, TIMEOUT_S, epoch=epoch)
+        for _ in range(STEPS):
+            ranks.make_step(early=(is_early, is_early), parts=(1, 0))
+        pairs.append(ranks)
+    assert len({digest(each.training.model) for ranks in pairs for each in ranks.trained}) == 1
+
+
 def test_buckets_leave_the_process_before_the_pass_ends(store: TCPStore) -> None:
     ranks = PairOfRanks(store, TIMEOUT_S)
     ranks.make_step(early=(True, True))  # counts
@@ -182,17 +192,17 @@ class PairOfRanks:
             for rank, (group, each) in enumerate(zip(groups, self.trained, strict=True))
         ]
 
-    def contribute(self, rank: int, *, early: bool = False) -> Step:
+    def contribute(self, rank: int, *, early: bool = False, parts: tuple[int, int] = (1, 1)) -> Step:
         trained, reducer = self.trained[rank], self.reducers[rank]
-        step = trained.next_step((1, 1))
+        step = trained.next_step(parts)
         slots = reducer.slots(step, rank) if early else None
         made = trained.contribute(step, range(*owned((1, 1))[rank]), slots, reducer.ready if early else None)
         reducer.write(step, made)
         return step
 
-    def make_step(self, *, early: tuple[bool, bool]) -> None:
+    def make_step(self, *, early: tuple[bool, bool], parts: tuple[int, int] = (1, 1)) -> None:
         """One step of both ranks; only some send gradients during the backward pass."""
-        steps = [self.contribute(rank, early=is_early) for rank, is_early in enumerate(early)]
+        steps = [self.contribute(rank, early=is_early, parts=parts) for rank, is_early in enumerate(early)]
         for trained, reducer, step in zip(self.trained, self.reducers, steps, strict=True):
             trained.advance(step, trained.apply(step, reducer.total(step)))
 
