@@ -98,4 +98,4 @@ class FederationLanes:
 def _cuda_index(device: FederatedDevice) -> int | None:
     """The GPU of a device; None if it is none."""
     kind, _, index = device.device.partition(":")
-    return int(index or 0) if kind == "cuda" else None
+    return int(index) if kind == "cuda" else None

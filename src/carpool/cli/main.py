@@ -14,6 +14,7 @@ import click
 
 from carpool import __version__
 from carpool.core.errors import CarpoolError, InputError, UnknownName
+from carpool.runtime.process.bytecode import use_bytecode_cache
 
 _SECTIONS = {  # heading of `carpool --help` -> verb -> summary
     "Jobs on this machine": {
@@ -114,6 +115,7 @@ def carpool() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit: 0 success, 1 a job failed, 2 bad input, 3 bug in carpool, 130 interrupted."""
+    use_bytecode_cache(__file__)
     sys.exit(run(args))
 
 

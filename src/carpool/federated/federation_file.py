@@ -217,10 +217,11 @@ def _devices(data: Mapping[str, Any], where: str) -> tuple[FederatedDevice, ...]
 
 
 def _device_type(table: Table) -> str:
+    """``cpu``, or a GPU with its index, which torch needs in many places."""
     given = table.text("device") or "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", given):
         raise InputError(f"device is {given!r}", where=table.where, way_out="Write 'cpu', 'cuda' or 'cuda:0'.")
-    return given
+    return "cuda:0" if given == "cuda" else given
 
 
 def _decoded(kind: type[_T], values: Mapping[str, Any], where: str) -> _T:

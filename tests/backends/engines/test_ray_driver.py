@@ -59,8 +59,12 @@ def test_the_release_of_a_node_without_an_actor_does_nothing() -> None:
 def test_a_head_that_this_process_has_started_is_its_child(tmp_path: Path) -> None:
     assert not has_started_head()
     server = tmp_path / "gcs_server"
-    shutil.copy(shutil.which("sleep") or "/bin/sleep", server)
-    with subprocess.Popen([server, "60"]) as head:
+    shutil.copy(shutil.which("cat") or "/bin/cat", server)
+    with subprocess.Popen([server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+        assert head.stdin is not None
+        assert head.stdout is not None
+        print(file=head.stdin, flush=True)
+        head.stdout.readline()  # its name is set a moment after Popen returns
         assert has_started_head()
         head.kill()
     assert not has_started_head()

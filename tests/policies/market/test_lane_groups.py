@@ -16,7 +16,7 @@ from carpool.core.estimates import Estimator
 from carpool.core.messages import JobFinished, Probe, ProgressReported, Record
 from carpool.core.model import Job, JobId, JobSpec
 from carpool.core.topology import Cluster, Neighbour, Placement
-from carpool.policies.market.lane_groups import Block, Schedule, completion
+from carpool.policies.market.lane_groups import Block, LanePace, Schedule, completion
 from carpool.policies.market.policy import Carpool, Elastic
 from carpool.sim.traces.trace import Arrival
 from carpool.sim.worlds.base import Pace, PlainWorld
@@ -168,24 +168,38 @@ seconds = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=8)
 
 @given(seconds, st.floats(0.1, 1.0))
 def test_completion_is_bounded_by_the_slowest_and_the_undisturbed_run(lengths: list[float], speed: float) -> None:
-    cost, end_s = completion([1.0] * len(lengths), lengths, [speed] * len(lengths))
+    cost, end_s = completion([1.0] * len(lengths), lengths, [LanePace(speed)] * len(lengths))
     assert sum(lengths) <= cost * (1 + 1e-6)
     assert max(lengths) <= end_s * (1 + 1e-6)
     assert end_s <= max(lengths) / speed * (1 + 1e-6)
 
 
+def test_the_last_job_gets_the_whole_device_where_that_pays() -> None:
+    _, end_s = completion([1.0, 1.0], [1.0, 101.0], [LanePace(0.5, 0.5, 2.0)] * 2)
+    assert end_s == pytest.approx(2.0 + 2.0 + 100.0)
+    _, end_s = completion([1.0, 1.0], [1.0, 2.0], [LanePace(0.5, 0.5, 2.0)] * 2)
+    assert end_s == pytest.approx(2.0 + 2.0), "its share stays"
+
+
+def test_small_shares_cost_what_they_hold_back_when_neighbours_have_left() -> None:
+    lengths = [5.0, 10.0, 15.0, 20.0]
+    small, _ = completion([1.0] * 4, lengths, [LanePace(0.41, 0.6, 2.0)] * 4)
+    large, _ = completion([1.0] * 4, lengths, [LanePace(0.40, 0.9, 2.0)] * 4)
+    assert large < small
+
+
 def test_two_equal_jobs_save_completion_time_only_past_four_thirds() -> None:
     turns = 1.0 + 2.0
-    cost, _ = completion([1.0, 1.0], [1.0, 1.0], [0.6, 0.6])
+    cost, _ = completion([1.0, 1.0], [1.0, 1.0], [LanePace(0.6), LanePace(0.6)])
     assert cost > turns
-    cost, _ = completion([1.0, 1.0], [1.0, 1.0], [0.7, 0.7])
+    cost, _ = completion([1.0, 1.0], [1.0, 1.0], [LanePace(0.7), LanePace(0.7)])
     assert cost < turns
 
 
 @given(st.integers(1, 8), st.floats(0.125, 1.0))
 @example(4, 0.137)  # rounded, the rate times the time is less than the 10 s that are left
 def test_open_ended_jobs_of_one_mean_gain_by_running_together_as_soon_as_they_are_faster(n: int, speed: float) -> None:
-    together, _ = completion([1.0] * n, [10.0] * n, [speed] * n, is_open_ended=True)
+    together, _ = completion([1.0] * n, [10.0] * n, [LanePace(speed)] * n, is_open_ended=True)
     in_turn = 10.0 * n * (n + 1) / 2
     assert (together < in_turn) == (n * speed > 1.0 and n > 1) or together == pytest.approx(in_turn)
 

@@ -12,6 +12,7 @@ from carpool.core.messages import ForeignProcess, OutsidersSeen
 from carpool.core.model import DeviceId
 from carpool.jobs.devices import LocalDevice
 from carpool.jobs.nvml import GpuProcess
+from carpool.runtime.process.launch import EXECUTOR_PID
 from carpool.runtime.sharing.foreign_processes import INTERVAL_S, ForeignProcessMonitor, belongs_to, is_descendant
 
 GPU = LocalDevice(7, "cuda:1", "H200", (), 1)
@@ -127,6 +128,25 @@ def test_descendants_are_ours() -> None:
     assert not is_descendant(pid)  # it has exited
     assert not is_descendant(1)
     assert not is_descendant(os.getppid())
+
+
+def test_processes_of_a_command_are_ours_although_its_reaper_has_another_parent() -> None:
+    executor = 2**22 + 7
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env={})"
+    program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    reaper = subprocess.Popen(
+        [sys.executable, "-c", child, program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={EXECUTOR_PID: str(executor)},
+        text=True,
+    )
+    assert reaper.stdout is not None
+    pid = int(reaper.stdout.readline())
+    assert belongs_to(executor)(reaper.pid)
+    assert belongs_to(executor)(pid)
+    assert not belongs_to(executor + 1)(pid)
+    reaper.communicate()
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**30])

@@ -31,7 +31,7 @@ from carpool.policies.market.menu import Menu
 
 LEVELS = (0.1, 0.15, 0.2, 0.25, 0.33, 0.4, 0.5, 0.6, 0.8, 1.0)  # shares: spare workers are kept per share
 MOST = 8  # jobs on one device
-_SUMS = (1.0, 1.2, 1.5, 2.0)  # of a group's shares, tried with equal ones: somewhat more than 1 is usually fastest
+_SUMS = (1.0, 1.2, 1.5, 2.0, 3.0)  # of a group's shares, tried with equal ones
 _CONSIDERED = 16  # blocks beside those that share devices already
 _OPTIMISM = 0.25  # standard deviations added to a prediction
 _TRIAL_S = 3.0  # most that a trial of a group may cost
@@ -72,28 +72,42 @@ class Block(NamedTuple):
     batches: tuple[int, ...] = (0,)  # 0: the job's own
 
 
-def completion(
-    weights: Sequence[float], seconds: Sequence[float], speeds: Sequence[float], *, is_open_ended: bool = False
-) -> tuple[float, float]:
-    """Σ weight · completion time, and the last completion, of jobs that start together at these relative speeds.
+class LanePace(NamedTuple):
+    """Speeds of a job relative to alone on the whole device."""
 
-    When one ends, the slowdown of the others shrinks in proportion to the number of neighbours left. Open-ended jobs
-    have exponentially distributed lengths with these means: on average the first ends after 1 / Σ (rate / mean). We
-    take it to be the one with the shortest time; the others' expected remaining time stays the same.
+    together: float  # in its group, at its share
+    apart: float = 1.0  # at its share, without neighbours
+    move_s: float = 0.0  # time to change to the whole device
+
+    def slowdown(self, neighbours: float) -> float:
+        """Seconds per second alone, with a part of the group's other members left."""
+        apart = 1.0 / max(self.apart, _LEAST)
+        return apart + max(0.0, 1.0 / max(self.together, _LEAST) - apart) * neighbours
+
+
+def completion(
+    weights: Sequence[float], seconds: Sequence[float], paces: Sequence[LanePace], *, is_open_ended: bool = False
+) -> tuple[float, float]:
+    """Σ weight · completion time, and the last completion, of jobs that start together.
+
+    When one ends, the slowdown of the others by each other shrinks in proportion to the number of neighbours left; the
+    last one gets the whole device if that pays. Open-ended jobs have exponentially distributed lengths with these
+    means: on average the first ends after 1 / Σ (rate / mean). We take it to be the one with the shortest time; the
+    others' expected remaining time stays the same.
     """
     left, at, cost = dict(enumerate(seconds)), 0.0, 0.0
     others = max(1, len(seconds) - 1)
     while left:
-        share = (len(left) - 1) / others
-        rates = {place: 1.0 / (1.0 + (1.0 / max(speeds[place], _LEAST) - 1.0) * share) for place in left}
-        times = {place: left[place] / rates[place] for place in left}
+        times = {place: left[place] * paces[place].slowdown((len(left) - 1) / others) for place in left}
+        if len(left) == 1:
+            times = {place: min(times[place], paces[place].move_s + left[place]) for place in left}
         step = min(times.values())
         over = [place for place in left if times[place] <= step + 1e-9 * at]
         if is_open_ended:
-            step, over = 1.0 / sum(rates[place] / max(left[place], _LEAST) for place in left), over[:1]
+            step, over = 1.0 / sum(1.0 / max(time, _LEAST) for time in times.values()), over[:1]
         at += step
         done = 0.0 if is_open_ended else step
-        left = {place: left[place] - done * rates[place] for place in left if place not in over}
+        left = {place: left[place] * (1.0 - done / max(times[place], _LEAST)) for place in left if place not in over}
         cost += at * sum(weights[place] for place in over)
     return cost, at
 
@@ -168,6 +182,7 @@ class LaneGroups:
     sharers: Mapping[int, set[int]]
     trials: GroupTrials
     _known: dict[tuple[int, ...], list[Block]] = field(default_factory=dict)
+    _apart: dict[tuple[int, float], float] = field(default_factory=dict)  # by row and share: speed without neighbours
     _fitting: dict[tuple[int, ...], list[int] | None] = field(default_factory=dict)
 
     def merged(self, rows: Sequence[int]) -> list[Block]:
@@ -236,7 +251,7 @@ class LaneGroups:
         shares = tuple([self._held(row) for row in rows])
         if not self._runs_so(rows, shares):
             return None
-        (kept,) = self.view.estimates.retention(self.kind, [self._mix(rows, shares)])
+        (kept,) = self._retention([(rows, shares)])
         return self._block(rows, shares, kept)
 
     def _best_merge(self, blocks: Sequence[Block], schedule: Schedule) -> list[Block] | None:
@@ -271,12 +286,21 @@ class LaneGroups:
         """Evaluate groups at their candidate shares, all in one query."""
         missing = [rows for rows in dict.fromkeys(groups) if rows not in self._known]
         vectors = {rows: self._vectors(rows) if self._fits(rows) else [] for rows in missing}
-        asked = [self._mix(rows, vector) for rows in missing for vector in vectors[rows]]
-        answers = iter(self.view.estimates.retention(self.kind, asked) if asked else ())
+        answers = iter(self._retention([(rows, vector) for rows in missing for vector in vectors[rows]]))
         for rows in missing:
             blocks = [self._block(rows, vector, next(answers)) for vector in vectors[rows]]
             firsts = (min(blocks, key=key) for key in (lambda b: b.cost, lambda b: b.end_s)) if blocks else ()
             self._known[rows] = list(dict.fromkeys(firsts))
+
+    def _retention(self, groups: Sequence[tuple[tuple[int, ...], Shares]]) -> Sequence[Sequence[Estimate]]:
+        """The speed that each member of groups keeps; and, for `_apart`, what it keeps at its share alone."""
+        caps = [cap for rows, shares in groups for cap in zip(rows, shares, strict=True)] if self._has_caps else []
+        new = [(row, share) for row, share in dict.fromkeys(caps) if share < 1.0 and (row, share) not in self._apart]
+        asked = [self._mix(*group) for group in groups] + [self._mix((row,), (share,)) for row, share in new]
+        answers = self.view.estimates.retention(self.kind, asked) if asked else ()
+        for cap, (alone,) in zip(new, answers[len(groups) :], strict=True):
+            self._apart[cap] = min(1.0, alone.mean)
+        return answers[: len(groups)]
 
     def _vectors(self, rows: tuple[int, ...]) -> list[Shares]:
         """Candidate shares: present ones, with equal ones for new members; equal for all. Exact jobs keep theirs."""
@@ -323,10 +347,14 @@ class LaneGroups:
             hope = 0.0 if is_held else -_OPTIMISM
         speeds = tuple([min(1.0, each.mean + hope * each.std) for each in kept])
         late = [0.0 if is_held else self._late_s(row, share) for row, share in zip(rows, shares, strict=True)]
+        caps = list(zip(rows, shares, strict=True))
         cost, end_s = completion(
             weights,
             [s + x * each for s, each, x in zip(seconds, late, speeds, strict=True)],
-            speeds,
+            [
+                LanePace(speed, self._apart.get(cap, 1.0), float(self.bids.move_s[cap[0]]))
+                for cap, speed in zip(caps, speeds, strict=True)
+            ],
             is_open_ended=bool(self.bids.is_unknown[list(rows)].all()),
         )
         is_measured = all(each.std <= SETTLED * each.mean for each in kept) or (

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import NoReturn
 
+from carpool.runtime.process.bytecode import use_bytecode_cache
 from carpool.runtime.process.launch import launch_forkserver, limit_spinning
 
 
@@ -17,6 +18,7 @@ def main() -> NoReturn:
     """Run the executor of the arguments."""
     limit_spinning(os.environ)  # of workers and commands alike, so that commands can start as forks
     forkserver = launch_forkserver()
+    use_bytecode_cache(__file__)
     from carpool.runtime.executor.server import serve
 
     code = serve(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None, forkserver)

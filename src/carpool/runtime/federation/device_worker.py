@@ -91,9 +91,9 @@ def _configure(host: HostTasks) -> None:
     os.environ.update(host.lane)
     if host.device.startswith("cuda"):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (torch.device(host.device).index or 0) >= count:
-            raise InputError(f"device {host.name} is {host.device}, and torch sees {count} GPUs", way_out="Use 'cpu'.")
         device = torch.device(host.device)
+        if device.index >= count:
+            raise InputError(f"device {host.name} is {host.device}, and torch sees {count} GPUs", way_out="Use 'cpu'.")
         torch.cuda.set_device(device)
         start_cuda_lane(device, host.lane)
         if host.lane and inspect_gpu(device).is_mps_client is False:  # with 100 % its multiprocessors do not tell

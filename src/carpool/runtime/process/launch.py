@@ -13,6 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
 EXECUTOR = "carpool.runtime.executor"
+EXECUTOR_PID = "CARPOOL_EXECUTOR_PID"  # in the environment of its fork server: whose processes these are
 _FORK_SERVER = "carpool.runtime.process.forkserver"
 # Libraries that would start threads when imported; workers set their number of threads themselves.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -48,7 +49,7 @@ def launch_forkserver() -> Launched:
     """Launch a fork server that exits with this process."""
     from carpool.runtime.compat.allocator import with_huge_pages
 
-    more = {**dict.fromkeys(ONE_THREAD, "1"), **_PCI_BUS_ORDER}
+    more = {**dict.fromkeys(ONE_THREAD, "1"), **_PCI_BUS_ORDER, EXECUTOR_PID: str(os.getpid())}
     return _launch(_FORK_SERVER, with_huge_pages(os.environ) | more)
 
 

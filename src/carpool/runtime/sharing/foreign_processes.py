@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from carpool.core.constraints.resource_limits import describe_process
@@ -12,6 +12,7 @@ from carpool.core.messages import ForeignProcess, OutsidersSeen
 from carpool.core.model import DeviceId
 from carpool.jobs.devices import Gpu, IsOurs, LocalDevice, visible
 from carpool.jobs.nvml import GpuProcess, Nvml
+from carpool.runtime.process.launch import EXECUTOR_PID
 
 INTERVAL_S = 5.0  # the driver answers within a millisecond
 _MAX_DEPTH = 64  # generations between one of our processes and the executor
@@ -112,36 +113,40 @@ def process_lister() -> ListProcesses:
 
 
 def belongs_to(executor: int) -> IsOurs:
-    """A function that distinguishes an executor's processes from others."""
-    return lambda pid: is_descendant(pid, executor) or _is_mps_server_of(pid, executor)
+    """A function that distinguishes an executor's processes from others.
+
+    The server of its MPS daemon and the reapers of commands leave its process tree; they keep its environment.
+    """
+    return lambda pid: any(each == executor or _has_environment_of(executor, each) for each in _ancestry(pid))
 
 
-def _is_mps_server_of(pid: int, executor: int) -> bool:
-    """Whether a process serves the MPS daemon that an executor started; it may have left its process tree."""
+def _has_environment_of(executor: int, pid: int) -> bool:
+    """Whether a process was started with the variables of an executor's MPS daemon or fork server."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    folders = [
-        each.partition(b"=")[2].decode(errors="replace") for each in variables if each.startswith(b"CUDA_MPS_PIPE")
-    ]
-    return any(Path(folder).parent.name.partition(".")[0] == str(executor) for folder in folders)
+    values = {name: value.decode(errors="replace") for name, _, value in (each.partition(b"=") for each in variables)}
+    folder = Path(values.get(b"CUDA_MPS_PIPE_DIRECTORY", "")).parent
+    return str(executor) in {values.get(EXECUTOR_PID.encode()), folder.name.partition(".")[0]}
 
 
 def is_descendant(pid: int, of: int | None = None) -> bool:
     """Whether a process descends from another one, by default from this one."""
-    ancestor = os.getpid() if of is None else of
+    return (os.getpid() if of is None else of) in _ancestry(pid)
+
+
+def _ancestry(pid: int) -> Iterator[int]:
+    """A process, its parent and so on, without the first process of the system."""
     for _ in range(_MAX_DEPTH):
-        if pid == ancestor:
-            return True
         if pid <= 1:
-            return False
+            return
+        yield pid
         try:
             # The name, in parentheses, may contain anything; the parent is the second word after it.
             pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
         except (OSError, IndexError, ValueError):
-            return False
-    return False
+            return
 
 
 def _exists(pid: int) -> bool:
