@@ -269,8 +269,7 @@ class BatchSource:
         assert self._rows is not None
         if self._host_reader.may_draw:
             seed_batch(self._seed, epoch, int(samples[0]))
-        batch = self._rows.pack(rows)
-        return self._rows.finish(batch) if self._rows.finish else batch
+        return self._rows.finished(rows)
 
     def _augmented(self, batch: Any, epoch: int, samples: NDArray[np.int64], device: torch.device) -> Any:
         if self._augment is None:

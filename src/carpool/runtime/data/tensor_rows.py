@@ -1,6 +1,6 @@
 """Tensor rows: recognizes datasets that only hold tensors, so that a batch is gathered by index in one call.
 
-Recognized are carpool's `TensorData`; torch's `TensorDataset`, and `Subset` (also from `random_split`), `ConcatDataset`
+Recognized are carpool's `TensorData` and torch's `TensorDataset`; `Subset` (also from `random_split`), `ConcatDataset`
 and `StackDataset` of recognized ones; tensors, arrays and lists of samples; Hugging Face datasets with the format torch
 or numpy. A subclass is not, because it may override ``__getitem__``. They draw no random numbers. Batches have
 the bits, types and strides that collating samples one by one gives; `_matches_samples` compares a few.
@@ -57,9 +57,15 @@ class TensorRows:
         """A batch of gathered rows, in the form that collate gives it."""
         return rows if self.form is None else map_leaves(self.form, rows.__getitem__)
 
+    def finished(self, rows: tuple[Tensor, ...]) -> Any:
+        """A batch of gathered rows; what `finish` makes of part of a `TensorData` is collated, to a list."""
+        if self.finish is None:
+            return self.pack(rows)
+        batch = self.finish(rows)
+        return batch if self.form is None else list(batch)
+
     def batch(self, samples: Tensor) -> Any:
-        rows = self.pack(self.gather(samples))
-        return self.finish(rows) if self.finish else rows
+        return self.finished(self.gather(samples))
 
     def to(self, device: torch.device) -> TensorRows:
         """Copy the rows of these samples, and no others, to a device."""
@@ -116,6 +122,9 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 def _recognize(dataset: Any) -> TensorRows | None:
+    if type(dataset) is TensorData:
+        rows = _of_tensors(dataset.tensors, list(range(len(dataset.tensors))))
+        return None if rows is None else replace(rows, finish=dataset.finish)
     if type(dataset) is TensorDataset:
         return _of_tensors(dataset.tensors, list(range(len(dataset.tensors))))
     if type(dataset) is range:
@@ -160,12 +169,12 @@ def _concat(parts: Sequence[TensorRows | None]) -> TensorRows | None:
 
 
 def _format(rows: TensorRows) -> tuple[Any, ...]:
-    return repr(rows.form), [(each.dtype, each.shape[1:], each.device) for each in rows.tensors]
+    return repr(rows.form), rows.finish, [(each.dtype, each.shape[1:], each.device) for each in rows.tensors]
 
 
 def _stack(datasets: Any) -> TensorRows | None:
     parts = [_recognize(part) for part in (datasets.values() if isinstance(datasets, dict) else datasets)]
-    found = [part for part in parts if part is not None and part.index is None]
+    found = [part for part in parts if part is not None and part.index is None and part.finish is None]
     if not found or len(found) < len(parts):
         return None
     tensors: list[Tensor] = []
