@@ -69,8 +69,8 @@ PLAIN: dict[str, Callable[[], Any]] = {
     "subset": lambda: Subset(made(), list(range(30, 2, -3))),
     "negative indices": lambda: Subset(made(), [-1, 3, -7]),
     "subset of a subset": lambda: Subset(Subset(made(), range(5, 35)), np.array([4, 4, 1, 29])),  # type: ignore[arg-type]
-    "subset of tensor data": lambda: Subset(TensorData(*made().tensors), [9, 0, 21]),
-    "concat with tensor data": lambda: ConcatDataset([made(), TensorData(*made().tensors)]),
+    "subset of tensor data": lambda: Subset(TensorData(*made().tensors), [9, 0, 21]),  # type: ignore[arg-type]
+    "concat with tensor data": lambda: ConcatDataset([made(), TensorData(*made().tensors)]),  # type: ignore[list-item]
     "random split": lambda: random_split(made(), [25, 15], torch.Generator().manual_seed(3))[1],
     "concat": lambda: ConcatDataset([made(), Subset(made(7), [3, 1, 2]), made(9, 11)]),
     "stack": lambda: StackDataset(made(), torch.randn(SIZE, 2)),  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def halved(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("mode", [InputMode.HOST, InputMode.ON_DEVICE, InputMode.PREFETCH])
 def test_a_subset_of_tensor_data_is_finished_by_the_batch(mode: InputMode) -> None:
-    data = Subset(TensorData(*made().tensors, finish=halved), [30, 2, 7])
+    data: Any = Subset(TensorData(*made().tensors, finish=halved), [30, 2, 7])  # type: ignore[arg-type]
     rows = tensor_rows(data, None)
     assert rows is not None
     chosen = np.array([2, 0, 2])
@@ -125,7 +125,7 @@ def test_parts_that_are_finished_in_different_ways_are_read_sample_by_sample() -
         return (torch.where(rows[0] == 21, -1, rows[0]),)
 
     plain, other = TensorData(torch.arange(SIZE)), TensorData(torch.arange(SIZE), finish=patched)
-    assert tensor_rows(ConcatDataset([plain, other]), None) is None
+    assert tensor_rows(ConcatDataset([plain, other]), None) is None  # type: ignore[list-item]
     assert tensor_rows(StackDataset(plain, other), None) is None  # type: ignore[arg-type]
 
 
