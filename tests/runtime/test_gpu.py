@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from carpool.runtime.state.digest import digest
 from carpool.runtime.state.mirror import MirrorWriter, read_mirror
 from carpool.testing import plain_loop
 from tests.runtime.fake_capture import REPLAYED
+from tests.support.outsider_trainings import gan, gan_step
 
 pytestmark = pytest.mark.gpu
 
@@ -250,3 +252,32 @@ def test_a_mirror_is_written_during_replayed_steps() -> None:
     for _ in range(9):
         other.step()
     assert digest(other.training.model) == digest(one.training.model)
+
+
+def adversarial(step: Any = gan_step) -> Training:
+    """Full and partial batches, each verified and then replayed."""
+    seed_entry(0)
+    return replace(gan(), step=step, stop=Stop(steps=40))
+
+
+def test_graphs_of_step_functions_train_the_same() -> None:
+    code, graph = (Trainer(adversarial(), device="cuda", graph=graph) for graph in (False, True))
+    for trainer in (code, graph):
+        assert len(list(trainer.steps())) == 40
+    assert digest(code.training.model) == digest(graph.training.model)
+    assert code.progress.last_loss == graph.progress.last_loss
+    assert REPLAYED in graph.take_notes()
+
+
+def test_a_step_function_that_waits_for_the_device_runs_eagerly() -> None:
+    def looks(net: Any, batch: Any, optimizers: Any) -> Any:
+        loss = gan_step(net, batch, optimizers)
+        assert loss[0].item() < 1e9
+        return loss
+
+    code, graph = (Trainer(adversarial(looks), device="cuda", graph=graph) for graph in (False, True))
+    for trainer in (code, graph):
+        assert len(list(trainer.steps())) == 40
+    assert digest(code.training.model) == digest(graph.training.model)
+    assert graph.function_graph is not None
+    assert "capturing" in graph.function_graph.eager_reason

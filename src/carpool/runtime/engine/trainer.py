@@ -56,6 +56,7 @@ from carpool.runtime.engine.stop_criteria import Best, metric
 from carpool.runtime.engine.training import Report, Training, as_metrics, schedule_state
 from carpool.runtime.errors import CheckpointError
 from carpool.runtime.graphs.capture import CudaGraphCapture, GraphCapture
+from carpool.runtime.graphs.function_graph import FunctionGraph
 from carpool.runtime.graphs.step_graphs import StepGraphs
 from carpool.runtime.reduce.shards import (
     MicroBatchLimits,
@@ -67,6 +68,7 @@ from carpool.runtime.reduce.shards import (
 from carpool.runtime.state.checkpoint import check_compatible
 
 DEFAULT_SHARDS = 8
+_EXTRA_STATE = "the model has extra state (get_extra_state), which only Python changes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,13 @@ class Trainer:
         self.update = OptimizerStep(training, self.layout, self._scale)
         self.is_first_rank = True  # its process calls on_step_end and on_epoch_end
         self.graphs: StepGraphs | None = None  # CUDA only
-        if training.step is not None and self.device.type == "cuda":
-            self.notes.append("steps run without CUDA graphs: the training has a step function")
-        elif graph and self.device.type == "cuda":
-            self.graphs = self.new_graphs(CudaGraphCapture(self.device), tolerant=not deterministic)
+        self.function_graph: FunctionGraph | None = None  # likewise, of a step function
+        if graph and self.device.type == "cuda":
+            capture = CudaGraphCapture(self.device)
+            if training.step is not None:
+                self.function_graph = self.new_function_graph(capture, tolerant=not deterministic)
+            else:
+                self.graphs = self.new_graphs(capture, tolerant=not deterministic)
 
     def step(self, parts: tuple[int, ...] = ()) -> StepDone:
         step = self.next_step(parts)
@@ -192,8 +197,11 @@ class Trainer:
         self._passes.before_launch()
         batch = self._passes.fetch_batch(step)
         with self._reproducible():
-            self._passes.seed(step.number)
-            result = training.step(training.model, batch, training.optimizer)
+            if self.function_graph is not None:
+                result = self.function_graph.run(batch, step.number)
+            else:
+                self._passes.seed(step.number)
+                result = training.step(training.model, batch, training.optimizer)
         self._passes.after_launch()
         loss, self._passes.metrics = read_step_result(result)
         return StepSums([], self._late_or_finite(step, loss), finite=True, counted=False)
@@ -260,9 +268,17 @@ class Trainer:
         loss = self.progress.last_loss
         if training.on_step_end is not None and self.is_first_rank:
             training.on_step_end(self._report(loss, self.step_metrics()))
+        if self.function_graph is not None and self._runs_other_code(step):
+            self.function_graph.expect_changes()
         if step.draw.ends_epoch and not self.evaluation_due:
             self._end_epoch()
         return StepDone(self.cursor.step, self.cursor.epoch, loss, step.num_samples, not sums.finite)
+
+    def _runs_other_code(self, step: Step) -> bool:
+        """Whether functions of the user beside the step function, or a schedule, are called at the end of this step."""
+        training = self.training
+        in_each_step = training.after_update is not None or training.on_step_end is not None
+        return in_each_step or bool(training.schedules) or step.draw.ends_epoch or self.evaluation_due
 
     def step_metrics(self) -> dict[str, float]:
         """The metrics that the loss or step function returned last; reading them waits for the device."""
@@ -323,8 +339,12 @@ class Trainer:
         self._source.check_batch_size(batch_size, self.cursor.offset)
         self.batch_size = batch_size
 
+    @property
+    def all_graphs(self) -> tuple[StepGraphs | FunctionGraph, ...]:
+        return tuple(each for each in (self.graphs, self.function_graph) if each is not None)
+
     def take_notes(self) -> list[str]:
-        return [] if self.graphs is None else self.graphs.take_notes()
+        return [note for each in self.all_graphs for note in each.take_notes()]
 
     def state_dict(self) -> dict[str, Any]:
         """The state to resume from; tensors are the live ones, as in torch."""
@@ -364,6 +384,8 @@ class Trainer:
             raise CheckpointError(f"the state does not fit this training: {error}") from error
         if self.graphs is not None and not same_tensors:
             self.graphs.reset()
+        if self.function_graph is not None:
+            self.function_graph.expect_changes()
         states = state["schedule"] if isinstance(state["schedule"], list) else [state["schedule"]]
         for schedule, saved in zip(training.schedules, states, strict=False):
             schedule.load_state_dict(saved)
@@ -392,8 +414,15 @@ class Trainer:
         operations = self.nondeterministic_ops
         graphs = StepGraphs(self._passes, self.update, self.layout, operations, capture, tolerant=tolerant)
         if has_extra_state(self.training.model):
-            graphs.disable("the model has extra state (get_extra_state), which only Python changes")
+            graphs.disable(_EXTRA_STATE)
         return graphs
+
+    def new_function_graph(self, capture: GraphCapture, *, tolerant: bool = False) -> FunctionGraph:
+        operations = self.nondeterministic_ops
+        graph = FunctionGraph(self.training, self._passes.seed, operations, capture, self.device, tolerant=tolerant)
+        if has_extra_state(self.training.model):
+            graph.disable(_EXTRA_STATE)
+        return graph
 
     def _check_next(self, step: Step) -> None:
         assert step.number == self.cursor.step, f"step {step.number} applied after step {self.cursor.step}"

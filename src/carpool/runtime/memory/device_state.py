@@ -262,6 +262,8 @@ def new_device_state(trainer: Trainer, *, tolerant: bool) -> DeviceState:
     if device.type != "cuda":
         return DeviceState(trainer, HostRegion(), None)
     reserve = torch.cuda.get_device_properties(device).total_memory
+    if trainer.function_graph is not None:
+        trainer.function_graph.disable("its state is moved to host memory (memory_cap)")
     state, on_resize = CudaRegion(device, reserve), partial(tighten_limit, device=device)
     if trainer.graphs is None or not has_custom_pools():
         return DeviceState(trainer, state, None, on_resize)

@@ -129,8 +129,8 @@ def has_free_memory(device: torch.device, most: int) -> bool:
 
 def release_memory(trainer: Trainer) -> None:
     """Free captured graphs and the allocator's cache."""
-    if trainer.graphs is not None:
-        trainer.graphs.reset()  # graphs hold the memory of a whole pass
+    for graphs in trainer.all_graphs:
+        graphs.reset()  # they hold the memory of a whole pass
     gc.collect()
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()

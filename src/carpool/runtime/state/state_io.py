@@ -33,7 +33,7 @@ def run_warmup_steps(trainer: Trainer, is_interrupted: Callable[[], bool]) -> st
     try:
         is_done = False
         while count < _MAX_WARMUP_STEPS and not (is_done or is_interrupted()):
-            is_replayed = trainer.graphs is None or trainer.graphs.is_warmed_up
+            is_replayed = all(graphs.is_warmed_up for graphs in trainer.all_graphs)
             step = trainer.next_step()
             trainer.compute(step)
             trainer.cursor = step.draw.after
