@@ -123,6 +123,7 @@ class FunctionGraph:
         self._captured: dict[BatchSignature, _CapturedCall] = {}
         self._must_compare = False
         self._resets = self._replays = 0
+        self._all_notes: set[str] = set()
         self.eager_reason = ""  # why the function is called in every step
         self.notes: list[str] = []  # for the job's story
 
@@ -139,7 +140,7 @@ class FunctionGraph:
         """Call the function in every step from now on."""
         self.eager_reason = reason
         self.reset()
-        self.notes.append(f"steps run without CUDA graphs: {reason}")
+        self._note(f"steps run without CUDA graphs: {reason}")
 
     @property
     def is_warmed_up(self) -> bool:
@@ -231,7 +232,7 @@ class FunctionGraph:
             self.disable(problem)
         elif captured.checks_passed == _CHECKS:
             how = "within tolerance" if self._is_tolerant else "bit for bit"
-            self.notes.append(f"steps are replayed as CUDA graphs, verified {how} against eager steps")
+            self._note(f"steps are replayed as CUDA graphs, verified {how} against eager steps")
         return result
 
     def _difference(self, captured: _CapturedCall, batch: Any, number: int, before: list[Tensor], result: Any) -> str:
@@ -262,6 +263,11 @@ class FunctionGraph:
         captured.set_gradients([None] * len(captured.leaves))
         captured.graph = self._capture.capture(work)
         captured.gradients = [leaf.grad for leaf in captured.leaves]
+
+    def _note(self, note: str) -> None:
+        if note not in self._all_notes:
+            self._all_notes.add(note)
+            self.notes.append(note)
 
     @property
     def _is_tolerant(self) -> bool:
