@@ -272,7 +272,8 @@ def test_graphs_of_step_functions_train_the_same() -> None:
 def test_a_step_function_that_waits_for_the_device_runs_eagerly() -> None:
     def looks(net: Any, batch: Any, optimizers: Any) -> Any:
         loss = gan_step(net, batch, optimizers)
-        assert loss[0].item() < 1e9
+        if loss[0].item() > 1e9:
+            raise ValueError(loss)
         return loss
 
     code, graph = (Trainer(adversarial(looks), device="cuda", graph=graph) for graph in (False, True))

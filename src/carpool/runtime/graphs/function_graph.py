@@ -258,7 +258,9 @@ class FunctionGraph:
 
     def _capture_call(self, captured: _CapturedCall) -> None:
         def work() -> None:
-            captured.result = self._call(captured.batch)
+            captured.result = read_step_result(
+                self._call(captured.batch)
+            )  # detached: autograd's nodes belong to a stream
 
         captured.set_gradients([None] * len(captured.leaves))
         captured.graph = self._capture.capture(work)

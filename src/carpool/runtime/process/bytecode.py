@@ -10,21 +10,52 @@ import contextlib
 import importlib.util
 import os
 import sys
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
+from types import CodeType
+from typing import ClassVar
+
+
+class CachingLoader(SourceFileLoader):
+    """Loads a module as usual, but for one without bytecode beside its source from the cache."""
+
+    folder: ClassVar[str] = ""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        if has_bytecode(self.path):
+            return super().get_code(fullname)
+        before = sys.pycache_prefix, sys.dont_write_bytecode
+        sys.pycache_prefix, sys.dont_write_bytecode = self.folder, False
+        try:
+            return super().get_code(fullname)
+        finally:
+            sys.pycache_prefix, sys.dont_write_bytecode = before
 
 
 def use_bytecode_cache(source: str | None) -> None:
-    """Import from a cache in the user's folder from now on, if this module has no bytecode and Python writes none.
+    """Import through a cache in the user's folder from now on, if this module has no bytecode and Python writes none.
 
     Like the folders of Python's own (``__pycache__``), the cache may be deleted at any time.
     """
-    if source is None or sys.pycache_prefix is not None or _has_bytecode(Path(source)):
+    if source is None or sys.pycache_prefix is not None or CachingLoader.folder:
+        return
+    if has_bytecode(source) or (not sys.dont_write_bytecode and os.access(Path(source).parent, os.W_OK)):
         return
     with contextlib.suppress(OSError, RuntimeError):  # there is no home
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool" / "bytecode"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
-            sys.pycache_prefix, sys.dont_write_bytecode = str(folder), False
+            CachingLoader.folder = str(folder)
+            sys.path_hooks.insert(0, FileFinder.path_hook(*_LOADERS))
+            sys.path_importer_cache.clear()
 
 
 def source_of(package: str) -> str | None:
@@ -33,7 +64,13 @@ def source_of(package: str) -> str | None:
     return None if spec is None else spec.origin
 
 
-def _has_bytecode(source: Path) -> bool:
-    """Whether bytecode lies beside a source file, or Python writes it there when the module is imported."""
-    can_write = not sys.dont_write_bytecode and os.access(source.parent, os.W_OK)
-    return can_write or Path(importlib.util.cache_from_source(str(source))).exists()
+def has_bytecode(source: str) -> bool:
+    """Whether Python finds bytecode of a module."""
+    return Path(importlib.util.cache_from_source(source)).exists()
+
+
+_LOADERS = (
+    (ExtensionFileLoader, EXTENSION_SUFFIXES),
+    (CachingLoader, SOURCE_SUFFIXES),
+    (SourcelessFileLoader, BYTECODE_SUFFIXES),
+)
