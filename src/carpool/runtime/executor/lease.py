@@ -4,7 +4,7 @@ The executor counts from the moment it sent the heartbeat, not from the arrival 
 broken link delivers late extends nothing. The client counts from the moment it sent its last answer, which is later. So
 when the lease has ended by the client's count, it has ended by the executor's too, and the executor runs no step.
 
-The client declares the executor lost a margin after the lease: in the margin the executor saves its jobs, after it it
+The client declares the executor lost a margin after the lease. The executor saves its jobs within this margin; later it
 writes nothing into their folders, because they may run on another machine.
 """
 
