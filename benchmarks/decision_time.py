@@ -39,7 +39,7 @@ LIMIT_S = 0.1
 
 
 class Timed(Policy):
-    """Stands in for a policy and takes the CPU time of its plans."""
+    """Stands in for a policy and takes the CPU time of its plans, also of those refused for a node's limits."""
 
     def __init__(self, policy: Policy) -> None:
         self.inner = policy
@@ -50,9 +50,10 @@ class Timed(Policy):
     def plan(self, view: Snapshot) -> Plan:
         """The plan of the other one."""
         began = time.thread_time()
-        plan = self.inner.plan(view)
-        self.seconds.append(time.thread_time() - began)
-        return plan
+        try:
+            return self.inner.plan(view)
+        finally:
+            self.seconds.append(time.thread_time() - began)
 
 
 def job(number: int, random: Random) -> JobSpec:

@@ -42,7 +42,7 @@ from carpool.core.messages import NodeLost, Record
 from carpool.core.model import JobId
 from carpool.jobs.job_file import ListedJob, read_jobs
 from carpool.runtime.executor.client import ExecutorSocket
-from carpool.runtime.executor.server import _SILENCE_S
+from carpool.runtime.executor.lease import SILENCE_S
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.service.daemon.bootstrap import DaemonInstance
 from carpool.service.fleet.remote_access import _MIRROR_S, agent_facts
@@ -51,7 +51,7 @@ from tests.support.daemon_crash import check_journal, outcomes, read
 from tests.support.fleet_rig import AgentProcess, Link, fleet_daemon, hosts_of, until
 
 STEP_S = 0.05
-MIRROR_INTERVAL_S = _MIRROR_S + _SYNC_S + _SILENCE_S
+MIRROR_INTERVAL_S = _MIRROR_S + _SYNC_S + SILENCE_S
 LEASE_S = 10.0
 DEFAULT_LEASE_S = 30.0
 WARM_S = 8.0  # of steps before the fault

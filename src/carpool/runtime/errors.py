@@ -17,6 +17,10 @@ class CheckpointError(CarpoolError):
     """A checkpoint cannot be written or read."""
 
 
+class LeaseEnded(CheckpointError):
+    """A checkpoint must not be written: the scheduler may have declared this machine lost."""
+
+
 class LaneMismatch(CarpoolError):
     """A process did not get the GPU share it was started with, and must not compute."""
 

@@ -12,6 +12,7 @@ from carpool.core.messages import Assign, Fact, JobFinished, JobSubmitted, NodeJ
 from carpool.core.model import Allocation, JobId, JobSpec, Kind
 from carpool.core.occupancy import Occupancy
 from carpool.core.placement import PLACEMENT_RULES, place
+from carpool.core.policy import Plan, Policy, Snapshot
 from carpool.core.scheduler import Scheduler
 from carpool.core.topology import Cluster
 from carpool.jobs.feasibility import check_fit
@@ -105,6 +106,39 @@ def test_no_policy_places_a_job_on_two_nodes(policy: str) -> None:
         facts = [JobFinished(name, held.pop(name)) for name, _ in finished] or [Woke()]
         at = max(at + 1.0, 0.0 if finished else scheduler.wake_at or 0.0)
     pytest.fail(f"still there: {list(scheduler.jobs)}")
+
+
+class Counted(Policy):
+    """Counts the plans of another policy, also of those that are refused."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.inner = policy
+        self.plans = 0
+        self.shares_devices = policy.shares_devices  # type: ignore[misc]  # of this one, not of the class
+        self.max_virtual = policy.max_virtual  # type: ignore[misc]
+
+    def plan(self, view: Snapshot) -> Plan:
+        self.plans += 1
+        return self.inner.plan(view)
+
+
+@pytest.mark.parametrize("policy", ["carpool", "elastic"])
+def test_the_default_policy_chooses_fewer_devices_rather_than_too_many_nodes(policy: str) -> None:
+    counted = Counted(parse_policy(policy))
+    scheduler = Scheduler(fleet(3, 3), counted)
+    scheduler.handle(0.0, [JobSubmitted(job(f"gang-{n}", 2)) for n in range(2)])
+    counted.plans = 0
+    (order,) = scheduler.handle(1.0, [JobSubmitted(job("elastic", 1, 3))])
+    assert isinstance(order, Assign)
+    assert order.allocation.num_devices == 1, "one device is free on each node"
+    assert counted.plans == 1, "a refused plan costs another one"
+
+
+@pytest.mark.parametrize("policy", ["carpool", "elastic"])
+def test_a_job_without_a_node_for_it_keeps_no_device_from_another(policy: str) -> None:
+    scheduler = Scheduler(fleet(1, 1, 1, 1), parse_policy(policy))
+    scheduler.handle(0.0, [JobSubmitted(job("fits")), *(JobSubmitted(job(f"wide-{n}", 2)) for n in range(6))])
+    assert scheduler.jobs[JobId("fits")].desired is not None
 
 
 def test_the_reason_names_the_limit() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.runtime.executor.lease import Lease
+from carpool.runtime.executor.lease import Lease, LeaseEnds, lost_after_s
 
 
 def test_without_answers_it_expires() -> None:
@@ -45,3 +45,12 @@ def test_it_has_expired_when_the_client_counts_it_as_over(
     for _, number in sorted(arrivals):
         lease.renew(number)
     assert lease.is_expired(answered_at + lease_s + 1e-6)
+    assert lease.ends.writes <= answered_at + lost_after_s(lease_s), "it is not declared lost while it may write"
+
+
+def test_steps_end_first_then_those_across_nodes_and_a_margin_later_writes() -> None:
+    lease = Lease(10.0, 0.0)
+    number = lease.beat(100.0)
+    lease.renew(number)
+    assert lease.ends == LeaseEnds(103.0, 110.0, 114.5)
+    assert Lease(0.0, 100.0).ends == LeaseEnds(), "no lease was asked for"

@@ -135,3 +135,16 @@ def test_short_steps_are_granted_several_at_a_time_and_a_change_waits_for_them()
     assert epoch.granted <= granted + 1, "the change is made after at most one step more"
     harness.run()
     assert len(harness.check_finish()) == TOTAL
+
+
+def test_a_job_says_once_why_its_updates_are_not_shared_across_nodes() -> None:
+    harness = Harness(options(True), DEVICES)
+    for devices in ((1, 0), (1, 3)):
+        harness.order(*devices)
+        for _ in range(100):
+            happen(harness, "rounds", 1)
+            if harness.state.epoch is not None and set(harness.state.epoch.layout.devices) == set(devices):
+                break
+    assert [note for note in harness.notes if "all parameters" in note] == [
+        "every device updates all parameters: devices can share an update only within one machine"
+    ]

@@ -8,7 +8,7 @@ import signal
 from carpool.runtime.process.shared_memory import (
     StepCounter,
     boot_clock,
-    limit_steps,
+    limit_worker,
     new_step_counter,
     read_step_counter,
 )
@@ -29,11 +29,21 @@ def test_no_step_begins_after_the_end_of_the_lease_and_again_when_it_is_renewed(
     fd = new_step_counter("job")
     counter = StepCounter(fd)
     seen = [counter.is_fenced]
-    limit_steps(fd, boot_clock() - 1.0)
+    limit_worker(fd, boot_clock() - 1.0, 0.0)
     seen.append(counter.is_fenced)
     counter.set(7)
     seen.append(counter.is_fenced)
-    limit_steps(fd, boot_clock() + 1000.0)
+    limit_worker(fd, boot_clock() + 1000.0, 0.0)
     seen.append(counter.is_fenced)
     assert seen == [False, True, True, False]
     assert read_step_counter(fd) == 7
+
+
+def test_a_state_may_be_saved_for_longer_than_steps_may_begin() -> None:
+    fd = new_step_counter("job")
+    counter = StepCounter(fd)
+    seen = [counter.may_save()]
+    for steps_s, writes_s in ((-2.0, 1000.0), (-2.0, -1.0), (1000.0, 1000.0)):
+        limit_worker(fd, boot_clock() + steps_s, boot_clock() + writes_s)
+        seen.append(counter.may_save())
+    assert seen == [True, True, False, True]

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import InputError
-from carpool.runtime.errors import CheckpointError
+from carpool.runtime.errors import CheckpointError, LeaseEnded
 from carpool.runtime.state.checkpoint import Checkpoints, FinalSaveRetries, load, save
 from carpool.runtime.state.tensor_file import pack, unpack
 
@@ -241,6 +241,16 @@ def test_the_limit_of_a_file_is_named_and_ends_the_tries_of_a_final_save(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_final_save_is_tried_without_limit_on_a_full_disk() -> None:
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), LeaseEnded("moved")], ids=["full disk", "no lease"])
+def test_a_final_save_is_tried_without_limit_where_a_later_one_may_succeed(error: Exception) -> None:
     retries = FinalSaveRetries()
-    assert not any(retries.is_exhausted(OSError(errno.ENOSPC, "full")) for _ in range(100))
+    assert not any(retries.is_exhausted(error) for _ in range(100))
+
+
+@pytest.mark.parametrize("lasts", [0, 1], ids=["before the save", "during the save"])
+def test_nothing_is_saved_once_another_machine_may_run_the_job(lasts: int, tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(3, {"step": 3})
+    answers = iter([True] * lasts + [False])
+    with pytest.raises(LeaseEnded):
+        Checkpoints(tmp_path, 1, answers.__next__).save(4, {"step": 4}, is_best=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000003.ckpt"]

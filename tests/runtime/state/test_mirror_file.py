@@ -95,3 +95,13 @@ def test_slow_copies_are_rare(mirror: int, folder: int, tmp_path: Path) -> None:
         files.wait()
         copied += [path.name for path in tmp_path.iterdir() if path.name == f"mirror-{step:09d}.ckpt"]
     assert 2 <= len(copied) <= 5
+
+
+@pytest.mark.parametrize("lasts", [0, 1], ids=["before the copy", "during the copy"])
+def test_nothing_is_copied_once_another_machine_may_run_the_job(
+    lasts: int, mirror: int, folder: int, tmp_path: Path
+) -> None:
+    write_mirror(mirror, 5, StateParts.of({"step": 5}))
+    answers = iter([True] * lasts + [False])
+    assert copy_mirror(mirror, folder, answers.__next__) == ""
+    assert not list(tmp_path.iterdir())

@@ -94,17 +94,17 @@ class Bench:
         self.forked.append(worker)
         return worker
 
-    async def begun(self, program: Program, **options: Any) -> WorkerEnd:
-        """A worker that has received Begin."""
+    async def begun(self, program: Program, *counter: int, **options: Any) -> WorkerEnd:
+        """A worker that has received Begin, perhaps with a step counter."""
         worker = await self.fork()
         log = os.open(self.folder / f"log-{worker.pid}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        worker.send(Begin("job", asdict(program), "cpu", **options), log)
+        worker.send(Begin("job", asdict(program), "cpu", **options), log, *counter)
         os.close(log)
         return worker
 
-    async def worker(self, program: Program, **options: Any) -> WorkerEnd:
+    async def worker(self, program: Program, *counter: int, **options: Any) -> WorkerEnd:
         """A worker that is ready."""
-        worker = await self.begun(program, **options)
+        worker = await self.begun(program, *counter, **options)
         worker.ready = await worker.receive(Ready)
         return worker
 

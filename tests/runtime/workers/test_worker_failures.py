@@ -13,7 +13,7 @@ import pytest
 
 from carpool.jobs.program import Program
 from carpool.runtime.process.protocol import Done, Halt, Halted, Load, Noted, Publish, Save, Saved, WorkerFailed
-from carpool.runtime.process.shared_memory import new_memory_file
+from carpool.runtime.process.shared_memory import boot_clock, limit_worker, new_memory_file, new_step_counter
 from carpool.runtime.process.worker_main import STATE_LOST
 from carpool.runtime.worker.entry_loader import load_training
 from carpool.testing import plain_loop
@@ -104,6 +104,29 @@ def test_a_training_is_done_only_when_its_final_state_is_on_disk(
     broke, done = run(work())
     assert broke.kind == "disk"
     assert done.digest == plain(wanted)
+    assert [path.name for path in kept.iterdir()] == [f"step-{done.step:09d}.ckpt"]
+
+
+def test_a_worker_saves_nothing_while_another_machine_may_run_its_job(
+    bench: Any, run: Any, program: MakeProgram, tmp_path: Path
+) -> None:
+    kept, counter = tmp_path / "kept", new_step_counter("job")
+    limit_worker(counter, 0.0, boot_clock() - 1.0)
+
+    async def work() -> tuple[list[WorkerFailed], list[str], Done]:
+        worker = await bench.worker(program(), counter, checkpoints=str(kept))
+        worker.send(Save())
+        broke = [await worker.receive(WorkerFailed)]
+        bench.start_epoch([worker])  # to the end, whose state it may not save, either
+        broke.append(await worker.receive(WorkerFailed))
+        names = [path.name for path in kept.iterdir()]
+        limit_worker(counter, 0.0, boot_clock() + 1000.0)
+        return broke, names, await worker.receive(Done)
+
+    broke, names, done = run(work())
+    os.close(counter)
+    assert [(each.kind, "lease" in each.error) for each in broke] == [("disk", True)] * 2
+    assert names == []
     assert [path.name for path in kept.iterdir()] == [f"step-{done.step:09d}.ckpt"]
 
 

@@ -54,8 +54,11 @@ def _place_or_next_best(draft: Draft, menu: Menu, group: ColocationGroup, wanted
             apart and _place_group(draft, menu, group, option, apart=False)
         ):
             return
-    if menu.cluster.links:
-        _place_group(draft, menu, group, wanted, apart=True, pays=True)  # a slow link is better than no devices
+    if menu.cluster.links and _place_group(draft, menu, group, wanted, apart=True, is_last=True):
+        return  # a slow link is better than no devices
+    if menu.cluster.max_nodes and fits:  # the draft refuses it, and the scheduler has the others planned without it
+        least = min(fits, key=lambda option: offers[option].width)
+        _place_group(draft, menu, group, least, apart=True, is_last=True)
 
 
 def _spread_ratio(draft: Draft, menu: Menu, group: ColocationGroup, option: int) -> float:
@@ -80,16 +83,19 @@ def _pays(draft: Draft, menu: Menu, group: ColocationGroup, option: int, runs: R
 
 
 def _place_group(
-    draft: Draft, menu: Menu, group: ColocationGroup, option: int, *, apart: bool, pays: bool = False
+    draft: Draft, menu: Menu, group: ColocationGroup, option: int, *, apart: bool, is_last: bool = False
 ) -> bool:
     """Assign the devices of an offer to all jobs of a group; False, with nothing changed, if they are not free.
 
-    An offer over a slow link is refused where smaller ones are worth more, unless `pays` says not to check.
+    Unless there is no other (`is_last`), an offer is refused on too many nodes for the job, and over a slow link where
+    smaller ones are worth more.
     """
     first = max(group.rows, key=lambda row: menu.held[row] == option)
     job, offer = menu.jobs[first], menu.offers[option]
     runs = _find(draft, job, offer, apart=apart)
-    if runs is None or not (pays or _pays(draft, menu, group, option, runs)):
+    if runs is None:
+        return False
+    if not is_last and (_are_on_too_many_nodes(draft, job, runs) or not _pays(draft, menu, group, option, runs)):
         return False
     batches = group.batches.get(option) or [int(menu.batches[row, option]) for row in group.rows]
     for row, batch, share in zip(group.rows, batches, group.fractions(option), strict=True):
@@ -117,6 +123,12 @@ def _tune(draft: Draft, menu: Menu, rows: Sequence[int]) -> None:
         batch = rate_when_spread(draft.view, job, shape).batch_size
     if batch and batch != has:
         draft.assign(job, held._replace(batch_size=batch))
+
+
+def _are_on_too_many_nodes(draft: Draft, job: Job, runs: Runs) -> bool:
+    cluster = draft.view.cluster
+    most = cluster.nodes_for(job.spec)
+    return bool(most) and len(cluster.nodes_of(Allocation.exclusive(runs))) > most
 
 
 def _find(draft: Draft, job: Job, offer: Offer, *, apart: bool) -> Runs | None:

@@ -20,6 +20,7 @@ from carpool.runtime.commands.command_process import CommandProcess
 from carpool.runtime.executor.client_protocol import ExecutorOptions
 from carpool.runtime.executor.job_guard import JobGuard
 from carpool.runtime.executor.job_table import TrainingJob, job_options_of
+from carpool.runtime.executor.lease import LeaseEnds
 from carpool.runtime.executor.reports import HandedOver, Report, ReportBatcher, Told
 from carpool.runtime.executor.training_workers import ExecutorDependencies, TrainingWorkers, WorkerHooks
 from carpool.runtime.job_state.types import Target, local_first, target_of
@@ -255,9 +256,9 @@ class Executor:
                 self.workers.run(training, training.machine.suspend(self._clock(), suspended=suspended))
         self._flush()
 
-    def limit_steps(self, until: float, across: float = 0.0) -> None:
-        """Let no training begin a step after an instant of the boot clock (across nodes: `across`); 0: no limit."""
-        self.jobs.limit_steps(until, across)
+    def limit(self, ends: LeaseEnds) -> None:
+        """Let workers stop by themselves at the end of the lease, even if this process hangs or is stopped."""
+        self.jobs.limit(ends)
 
     def freeze(self, *, frozen: bool) -> None:
         """Stop the processes of all commands, also of later ones, or let them continue."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
 from carpool.core.model import JobId
 from carpool.jobs.devices import LocalDevice
@@ -21,7 +20,8 @@ from carpool.runtime.commands.command_start import RunInFork
 from carpool.runtime.commands.command_state import Beside
 from carpool.runtime.executor.client_protocol import ExecutorOptions, HeldJobStatus
 from carpool.runtime.executor.job_folder import JobFolder
-from carpool.runtime.job_state.actions import Mirror, Segment, Send
+from carpool.runtime.executor.lease import LeaseEnds
+from carpool.runtime.job_state.actions import BatchSplit, MicroBatchLimit, Mirror, Segment, Send
 from carpool.runtime.job_state.machine import JobMachine
 from carpool.runtime.job_state.state import JobState
 from carpool.runtime.job_state.types import JobOptions, WorkerSlot
@@ -29,18 +29,17 @@ from carpool.runtime.job_state.update_sharding import UpdateSharding
 from carpool.runtime.memory.declared_memory import DeclaredMemory, resident_bytes
 from carpool.runtime.memory.oom_kills import OomKills
 from carpool.runtime.process.protocol import Proceed
-from carpool.runtime.process.shared_memory import limit_steps, new_memory_file, new_step_counter, read_step_counter
+from carpool.runtime.process.shared_memory import (
+    is_before,
+    limit_worker,
+    new_memory_file,
+    new_step_counter,
+    read_step_counter,
+)
 from carpool.runtime.process.worker_pool import WorkerKey
 from carpool.runtime.state.mirror_file import MirrorFiles
 
 _MEASURE_S = 5.0  # between comparisons of used with declared memory
-
-
-class StepLimit(NamedTuple):
-    """Instants of the boot clock after which no step begins; 0: no limit."""
-
-    on_one_node: float = 0.0
-    across_nodes: float = 0.0  # later: a rank that waits for a stopped one would count it as lost
 
 
 class TrainingJob:
@@ -54,9 +53,10 @@ class TrainingJob:
         self.state = machine.state
         self.devices: dict[int, int] = {}  # by worker
         self._counters: dict[int, int] = {}  # worker to descriptor
-        self._steps_until = StepLimit()
+        self._ends = LeaseEnds()
+        self._unwritten: list[BatchSplit | MicroBatchLimit] = []
         self._mirrors: dict[int, int] = {}  # key to descriptor
-        self._mirror_files = MirrorFiles()
+        self._mirror_files = MirrorFiles(may_write=self.may_write)
         self._checkpoints: int | None = None  # descriptor of its folder, as it was when the job began here
         self._spare: list[int] = []  # descriptors to reuse: their pages are already allocated
         self._segment: tuple[int, int] | None = None  # key and descriptor
@@ -68,18 +68,33 @@ class TrainingJob:
     def add_worker(self, worker: int, device: int) -> None:
         self.devices[worker] = device
         self._counters[worker] = new_step_counter(self.job)
-        limit_steps(self._counters[worker], self._limit)
+        self._limit_worker(worker)
 
-    def limit_steps(self, until: StepLimit) -> None:
-        """Let no worker begin a step after the limit."""
-        self._steps_until = until
-        for counter in self._counters.values():
-            limit_steps(counter, self._limit)
+    def limit(self, ends: LeaseEnds) -> None:
+        """Let no worker begin a step, and nothing write into the folder, after the end of the lease."""
+        self._ends = ends
+        for worker in self._counters:
+            self._limit_worker(worker)
+        self._write_records()
 
-    @property
-    def _limit(self) -> float:
+    def _limit_worker(self, worker: int) -> None:
         is_across = any(self.state.is_remote(device) for device in self.devices.values())
-        return self._steps_until.across_nodes if is_across else self._steps_until.on_one_node
+        steps_until = self._ends.steps_across_nodes if is_across else self._ends.steps
+        limit_worker(self._counters[worker], steps_until, self._ends.writes)
+
+    def may_write(self) -> bool:
+        """Whether no other machine can be running the job by now."""
+        return is_before(self._ends.writes)
+
+    def write(self, record: BatchSplit | MicroBatchLimit) -> None:
+        """Write a record to the folder; without a lease, once it is renewed."""
+        self._unwritten.append(record)
+        self._write_records()
+
+    def _write_records(self) -> None:
+        while self._unwritten and self.may_write():
+            with contextlib.suppress(OSError):
+                self.folder.write(self._unwritten.pop(0))
 
     def remove_worker(self, worker: int) -> None:
         del self.devices[worker]
@@ -139,7 +154,7 @@ class TrainingJob:
 
     def copy_mirror(self, mirror: Mirror) -> None:
         """Copy a mirror to the folder of checkpoints; skipped if the disk has no room."""
-        if self._checkpoints is None:
+        if self._checkpoints is None and self.may_write():
             with contextlib.suppress(OSError):
                 self._checkpoints = self.folder.open_checkpoints()
         if self._checkpoints is not None and mirror.key in self._mirrors:
@@ -205,7 +220,7 @@ class JobTable:
         self._measured_at = -inf
         self._forgotten: set[JobId] = set()
         self._folders: dict[JobId, JobFolder] = {}
-        self._steps_until = StepLimit()
+        self._ends = LeaseEnds()
 
     def __contains__(self, job: JobId) -> bool:
         return job in self.trainings or job in self.commands
@@ -292,14 +307,14 @@ class JobTable:
             micro_batch_limits=folder.micro_batch_limits(),
         )
         self.trainings[job] = TrainingJob(job, program, folder, JobMachine(state))
-        self.trainings[job].limit_steps(self._steps_until)
+        self.trainings[job].limit(self._ends)
         return self.trainings[job]
 
-    def limit_steps(self, on_one_node: float, across_nodes: float) -> None:
-        """Let no worker begin a step after an instant of the boot clock; 0: no limit."""
-        self._steps_until = StepLimit(on_one_node, across_nodes)
+    def limit(self, ends: LeaseEnds) -> None:
+        """Let no job begin a step or write into its folder after the end of the lease."""
+        self._ends = ends
         for training in self.trainings.values():
-            training.limit_steps(self._steps_until)
+            training.limit(ends)
 
     def _make_folder(self, job: JobId, *, resume: bool) -> JobFolder:
         folder = JobFolder(self._state, job)

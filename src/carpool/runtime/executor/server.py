@@ -46,7 +46,6 @@ from carpool.runtime.remote.remote_worker_stream import peer_from_json
 
 MAX_LINE_BYTES = 1 << 26
 _FIRST_CLAIM_S = 60.0
-_SILENCE_S = 3.0  # without a heartbeat of a client with a lease, after which jobs that run only here stop
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +61,6 @@ class ExecutorServer:
         self,
         clock: Callable[[], float] = time.monotonic,
         *,
-        lease_clock: Callable[[], float] = boot_clock,
         log_in_state: bool = False,
         forkserver: Launched | None = None,  # for the executor, which otherwise launches one
     ) -> None:
@@ -75,7 +73,6 @@ class ExecutorServer:
         self._is_claim_answered = False  # reports may follow
         self._expects_client = False  # the last client announced another one
         self._alone_since = self._beat_at = clock()
-        self._lease_clock = lease_clock
         self._lease = Lease(0.0, 0.0)
         self._is_fenced = False  # the lease has expired, and all jobs are suspended
         self._beat_s = 0.0  # heartbeat interval that the client asked for; 0: none
@@ -179,8 +176,8 @@ class ExecutorServer:
         if claim["life"] == self._life:
             self._outbox.acknowledge(claim["after"])
         inventory = Inventory(os.getpid(), self._life, tuple(self._devices), self._executor.jobs.statuses())
-        self._lease = Lease(claim.get("lease_s", 0.0), self._lease_clock())
-        self._limit_steps(self._executor)
+        self._lease = Lease(claim.get("lease_s", 0.0), boot_clock())
+        self._executor.limit(self._lease.ends)
         if self._is_fenced:  # trainings continue when the client orders it
             self._is_fenced = False
             self._executor.freeze(frozen=False)
@@ -235,7 +232,7 @@ class ExecutorServer:
                     self._outbox.acknowledge(value["number"])
                 case "lease":
                     self._lease.renew(value["beat"])
-                    self._limit_steps(executor)
+                    executor.limit(self._lease.ends)
                 case "proceed":
                     self._expects_client = False
                     executor.suspend(suspended=False)
@@ -293,30 +290,18 @@ class ExecutorServer:
 
     def _check_lease(self, executor: Executor) -> None:
         """Suspend the jobs once the lease has expired; continue if it is renewed before this machine is given up."""
-        is_expired = self._lease.is_expired(self._lease_clock())
+        is_expired = self._lease.is_expired(boot_clock())
         if is_expired != self._is_fenced:
             self._is_fenced = is_expired
             log_event(_log, "lease_expired" if is_expired else "lease_renewed", level=logging.WARNING)
             executor.freeze(frozen=is_expired)
             executor.suspend(suspended=is_expired)
 
-    def _limit_steps(self, executor: Executor) -> None:
-        """Let workers stop by themselves at the end of the lease, even if this process hangs or is stopped.
-
-        Jobs that run only here stop earlier: if this machine is declared lost, their work is repeated elsewhere.
-        """
-        left_s = self._lease.left_s(self._lease_clock())
-        if left_s is None:
-            executor.limit_steps(0.0)
-        else:
-            silent_s = left_s - self._lease.lease_s + min(_SILENCE_S, self._lease.lease_s)
-            executor.limit_steps(boot_clock() + silent_s, across=boot_clock() + left_s)
-
     def _send_heartbeat(self) -> None:
         """Send a heartbeat from the event loop, since that is what may hang."""
         if self._is_claim_answered and self._beat_s and self._clock() - self._beat_at >= self._beat_s:
             self._beat_at = self._clock()
-            self._send({"report": "Alive", "beat": self._lease.beat(self._lease_clock())})
+            self._send({"report": "Alive", "beat": self._lease.beat(boot_clock())})
 
     def _max_alone_s(self, executor: Executor) -> float:
         """How long to wait for a client; shorter if there is nothing to hand over."""

@@ -329,8 +329,7 @@ class TrainingWorkers:
                 case ReleaseExclusive():
                     self._exclusive.release(training.job)
                 case Persist(record):
-                    with contextlib.suppress(OSError):
-                        training.folder.write(record)
+                    training.write(record)
                 case Ended() | Stopped():
                     self._on_end(training, action)
         self._exclusive.update()

@@ -268,14 +268,18 @@ def _note_shards(state: JobState, layout: StepLayout) -> None:
 
 
 def _note_update_ranges(state: JobState, layout: StepLayout) -> None:
-    """Note which device updates which share of the parameters when that changes."""
+    """Note which device updates which share of the parameters when that changes, and once why none may."""
+    assert state.ready is not None
+    if state.ready.can_shard_update and state.spans_nodes(layout.devices) and not state.has_noted_unshared:
+        state.has_noted_unshared, state.update_ranges = True, ()
+        state.note("every device updates all parameters: devices can share an update only within one machine")
+        return
     if layout.update_ranges == state.update_ranges:
         return
     state.update_ranges = layout.update_ranges
     if not layout.update_ranges:
         state.note("every device updates all parameters")
         return
-    assert state.ready is not None
     sizes = state.ready.sizes
     shares = [sum(sizes[first:stop]) / sum(sizes) for first, stop in layout.update_ranges]
     named = [f"{state.device_name(d)} {share:.0%}" for d, share in zip(layout.devices, shares, strict=True)]

@@ -195,6 +195,7 @@ class JobState:
         self.memory_released: dict[int, bool] = {}  # workers asked to free cached memory: whether they have
         self.segment: Segment | None = None  # of the last epoch; reused because its pages are already mapped
         self.update_ranges: Ranges = ()  # of the last epoch
+        self.has_noted_unshared = False  # that devices of several nodes cannot share an update
         self.noted_shards: tuple[int, ...] = ()  # shards per device, as last noted
         self.last_metrics: MetricsMeasured | None = None
         # Requests of the executor.

@@ -1,4 +1,4 @@
-"""Anonymous shared memory files, including each worker's step counter and lease end."""
+"""Anonymous shared memory files, including each worker's step counter and the ends of its lease."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import time
 
 _INT64 = struct.Struct("q")
-_FLOAT64 = struct.Struct("d")  # after the counter: until when steps may begin
+_ENDS = struct.Struct("dd")  # after the counter: until when steps may begin, and until when the state may be saved
 
 
 def new_memory_file(name: str, num_bytes: int = 0) -> int:
@@ -37,7 +37,7 @@ def read_memory_file(fd: int, most: int = 1 << 48) -> bytes:
 
 def new_step_counter(job: str) -> int:
     """The descriptor of a step counter at 0, for a worker to write, without a limit of time."""
-    return new_memory_file(f"steps-{job}"[:200], _INT64.size + _FLOAT64.size)
+    return new_memory_file(f"steps-{job}"[:200], _INT64.size + _ENDS.size)
 
 
 def boot_clock() -> float:
@@ -45,9 +45,14 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def limit_steps(fd: int, until: float) -> None:
-    """Let no step begin after an instant of `boot_clock`, even if the executor hangs by then; 0: no limit."""
-    os.pwrite(fd, _FLOAT64.pack(until), _INT64.size)
+def is_before(end: float) -> bool:
+    """Whether an end of the lease, an instant of `boot_clock`, is still to come; 0: there is none."""
+    return end == 0.0 or boot_clock() <= end
+
+
+def limit_worker(fd: int, steps_until: float, writes_until: float) -> None:
+    """Let no step begin and no state be saved after instants of `boot_clock`, even if the executor hangs by then."""
+    os.pwrite(fd, _ENDS.pack(steps_until, writes_until), _INT64.size)
 
 
 def read_step_counter(fd: int) -> int:
@@ -61,14 +66,17 @@ class StepCounter:
     """A worker's side of its step counter; setting it takes a tenth of a microsecond."""
 
     def __init__(self, fd: int) -> None:
-        memory = memoryview(mmap.mmap(fd, _INT64.size + _FLOAT64.size))
-        self._cell, self._until = memory[: _INT64.size].cast("q"), memory[_INT64.size :].cast("d")
+        memory = memoryview(mmap.mmap(fd, _INT64.size + _ENDS.size))
+        self._cell, self._ends = memory[: _INT64.size].cast("q"), memory[_INT64.size :].cast("d")
 
     def set(self, steps: int) -> None:
         self._cell[0] = steps
 
     @property
     def is_fenced(self) -> bool:
-        """Whether the lease has ended: the job may run elsewhere, and no step may begin."""
-        until: float = self._until[0]
-        return until != 0.0 and boot_clock() > until
+        """Whether no step may begin: the lease ends soon or has ended."""
+        return not is_before(self._ends[0])
+
+    def may_save(self) -> bool:
+        """Whether no other machine can be running the job by now."""
+        return is_before(self._ends[1])

@@ -10,7 +10,7 @@ import re
 import resource
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 
 from carpool.core.errors import InputError
 from carpool.jobs.untrusted_file import open_untrusted
-from carpool.runtime.errors import CheckpointError
+from carpool.runtime.errors import CheckpointError, LeaseEnded
 from carpool.runtime.state.tensor_file import pack, unpack
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
@@ -44,19 +44,21 @@ def _draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.part")
 
 
-def save(path: Path, state: Any, named: Path | None = None) -> None:
+def save(path: Path, state: Any, named: Path | None = None, may_save: Callable[[], bool] = lambda: True) -> None:
     """Write a checkpoint atomically: a temporary file, synced to disk, then renamed.
 
-    Errors name it ``named`` instead of ``path``, if given.
+    Errors name it ``named`` instead of ``path``, if given. `LeaseEnded` if it may not, or no longer, be saved.
     """
     draft = _draft_of(path)
     try:
+        _check(may_save)
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("wb") as file:
             for chunk in pack(state):
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
+        _check(may_save)
         draft.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
@@ -66,6 +68,11 @@ def save(path: Path, state: Any, named: Path | None = None) -> None:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def _check(may_save: Callable[[], bool]) -> None:
+    if not may_save():
+        raise LeaseEnded("the lease of this machine has ended, and the job may run on another one")
 
 
 def load(path: Path) -> Any:
@@ -102,11 +109,12 @@ class FoundCheckpoint(NamedTuple):
 class Checkpoints:
     """A job's checkpoint folder: the last ``keep`` checkpoints, and the best."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
+    def __init__(self, folder: Path, keep: int = 2, may_save: Callable[[], bool] = lambda: True) -> None:
         if keep < 1:
             raise InputError(f"keep is {keep}; it must be at least 1")
         self.folder = folder
         self.keep = keep
+        self._may_save = may_save  # whether the lease of this machine allows it
         self._held: int | None = None  # descriptor of the folder
 
     def hold(self) -> Checkpoints:
@@ -133,7 +141,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Any, *, is_best: bool = False) -> Path:
         folder, name = self._written, f"step-{step:09d}.ckpt"
-        save(folder / name, state, self.folder / name)
+        save(folder / name, state, self.folder / name, self._may_save)
         if is_best:
             _mark_best(folder / name, self.folder / _BEST)
         for old in (*_by_step(folder)[: -self.keep], *_abandoned(folder)):
@@ -225,7 +233,7 @@ def _describe(error: OSError, folder: Path) -> str:
 
 
 class FinalSaveRetries:
-    """Decides when to stop trying to write a final state: never on a full disk, after a few tries for other errors."""
+    """Decides when to give up on writing a final state: after a few errors, never for a full disk or an ended lease."""
 
     def __init__(self) -> None:
         self._num_failed = 0
@@ -233,7 +241,7 @@ class FinalSaveRetries:
     def is_exhausted(self, error: BaseException | None) -> bool:
         """Count a failed try with its error; True if no other try should follow."""
         cause = error if isinstance(error, OSError) else getattr(error, "__cause__", None)
-        if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+        if isinstance(error, LeaseEnded) or (isinstance(cause, OSError) and cause.errno in _NO_ROOM):
             return False
         self._num_failed += 1
         return self._num_failed >= _MAX_TRIES

@@ -35,8 +35,11 @@ class _Source(NamedTuple):
 class MirrorFiles:
     """Copies the mirrors of one job to its checkpoint folder, in a thread, one at a time; it keeps the newest."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         self._clock = clock
+        self._may_write = may_write  # whether the lease of this machine allows it
         self._copying: threading.Thread | None = None
         self._next_at = 0.0
 
@@ -59,7 +62,7 @@ class MirrorFiles:
         began = self._clock()
         try:
             with contextlib.suppress(OSError):  # the disk is full, or the folder is gone: the next one may succeed
-                copy_mirror(source.mirror, source.folder)
+                copy_mirror(source.mirror, source.folder, self._may_write)
         finally:
             os.close(source.mirror)
             os.close(source.folder)
@@ -67,10 +70,10 @@ class MirrorFiles:
         self._next_at = ended + (ended - began) * _REST_SHARE
 
 
-def copy_mirror(mirror: int, folder: int) -> str:
-    """Write a mirror as a checkpoint. Returns its name; empty if the mirror is incomplete or was overwritten."""
+def copy_mirror(mirror: int, folder: int, may_write: Callable[[], bool] = lambda: True) -> str:
+    """Write a mirror as a checkpoint. Returns its name; empty if it may not, or the mirror is no longer complete."""
     head = os.pread(mirror, HEAD.size, 0)
-    if len(head) < HEAD.size:
+    if len(head) < HEAD.size or not may_write():
         return ""
     magic, step, length = HEAD.unpack(head)
     if magic != MAGIC or length < _DIGEST_BYTES or length > os.fstat(mirror).st_size - START:
@@ -86,7 +89,7 @@ def copy_mirror(mirror: int, folder: int) -> str:
                 total.update(chunk)
                 file.write(chunk)
             file.write(total.digest())
-        if os.pread(mirror, HEAD.size, 0) != head:
+        if os.pread(mirror, HEAD.size, 0) != head or not may_write():
             return ""
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:

@@ -12,7 +12,7 @@ import torch
 import carpool
 from carpool.core.errors import CarpoolError, InputError
 from carpool.core.typed_fields import shortened
-from carpool.runtime.errors import CheckpointError, Diverged, LaneMismatch
+from carpool.runtime.errors import CheckpointError, Diverged, LaneMismatch, LeaseEnded
 from carpool.runtime.process.protocol import WorkerFailed
 
 _ENTRY_CALLERS = (str(Path(carpool.__file__).parent), "<frozen importlib")
@@ -43,7 +43,7 @@ def failure_message(error: BaseException, step: int) -> WorkerFailed:
         return WorkerFailed("lane", str(error), step)
     if is_device_fault(error):
         return WorkerFailed("device", str(error).partition("\n")[0], step)
-    if isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError):
+    if isinstance(error, LeaseEnded) or (isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError)):
         return WorkerFailed("disk", str(error), step)
     return WorkerFailed("user", describe_error(error), step)
 

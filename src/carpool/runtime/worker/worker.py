@@ -97,7 +97,8 @@ class Worker:
         self._batch_size = trainer.batch_size
         self._noise = GradientNoiseMeter(trainer.layout.parameters) if program.tune else None
         self._faults = FaultInjector.of(begin.job)
-        checkpoints = Checkpoints(Path(begin.checkpoints), program.keep).hold() if begin.checkpoints else None
+        folder = Path(begin.checkpoints)
+        checkpoints = Checkpoints(folder, program.keep, counter.may_save).hold() if begin.checkpoints else None
         self._state_io = StateIO(trainer, self._swap, channel.send, checkpoints, self._faults)
         self._mirror_writer = MirrorWriter(trainer, self._swap, channel.send)
         self._joiner = GroupJoiner(trainer, norms, self._is_step_aborted)

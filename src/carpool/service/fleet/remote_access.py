@@ -24,6 +24,7 @@ from carpool.jobs.job_file import ListedJob
 from carpool.jobs.program import Program
 from carpool.logs import log_event
 from carpool.runtime.executor.client import Claim, ClaimRefused, ExecutorClient, ExecutorSocket, RemoteProcess
+from carpool.runtime.executor.lease import lost_after_s
 from carpool.runtime.executor.reports import Gone, HandedOver, Report
 from carpool.runtime.remote.link_probe import request_measurement
 from carpool.runtime.remote.remote_link import AgentFacts, HostUnreachable, RemoteFiles, connect
@@ -33,8 +34,6 @@ from carpool.runtime.remote.remote_worker_stream import Peer
 from carpool.service.fleet.executor_access import ClaimSource, FleetMember, Unreachable
 
 _SILENCE_SHARE = 0.5  # of a lease without a heartbeat, after which the connection is renewed
-_MARGIN_S = 2.0  # after the end of the lease, until a member counts as lost: its executor needs a tick to stop the jobs
-_MARGIN_SHARE = 0.25
 _RETRY_S = 1.0
 _MIRROR_S = 1.0  # between mirrors, which are fetched: steps that a lost machine made after the last one are repeated
 _MIN_REQUEST_S = 5.0  # for a request for files
@@ -56,7 +55,7 @@ class RemoteSettings:
 
     @property
     def grace_s(self) -> float:
-        return self.lease_s * (1.0 + _MARGIN_SHARE) + _MARGIN_S
+        return lost_after_s(self.lease_s)
 
     @property
     def owner(self) -> str:
