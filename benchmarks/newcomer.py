@@ -1,6 +1,6 @@
 """Sets of plain PyTorch scripts as a newcomer has them: ``carpool run`` without options against doing it by hand.
 
-    python benchmarks/newcomer.py [--only sweep,slow] [--scale 0.2] [--repeats 3] [--no-save]
+    python benchmarks/newcomer.py [--only sweep,slow] [--ways at_once,carpool] [--scale 0.2] [--repeats 3] [--no-save]
     CARPOOL_RESULTS=FOLDER PYTHONPATH=src python benchmarks/newcomer.py --gpu [--only vision,hurt-gpu]
 
 Per set, in turns: the scripts one after another, all at once (``&`` in a shell), on a GPU all at once under MPS set up
@@ -198,12 +198,14 @@ def timed(way: Way, jobs: Mapping[str, int], ends_at: float) -> tuple[float, flo
     return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def measure(jobs: Mapping[str, int], repeats: int, ends_at: float) -> Iterator[dict[str, Any]]:
+def measure(jobs: Mapping[str, int], ways: str, repeats: int, ends_at: float) -> Iterator[dict[str, Any]]:
     """Medians of the ways so far, and ratios to the best by hand, after each way."""
     seen: dict[str, list[tuple[float, float]]] = {}
     failed: dict[str, str] = {}
     for _ in range(repeats):
         for name, way in (BY_HAND | WITH_CARPOOL).items():
+            if ways and name not in ways.split(","):
+                continue
             if time.monotonic() >= ends_at:
                 return
             try:
@@ -214,7 +216,7 @@ def measure(jobs: Mapping[str, int], repeats: int, ends_at: float) -> Iterator[d
 
 
 def summary(seen: Mapping[str, list[tuple[float, float]]]) -> dict[str, Any]:
-    """Medians of wall and CPU seconds, and ratios of wall time once all ways by hand are known."""
+    """Medians of wall and CPU seconds, and ratios of wall time once the ways by hand are known."""
     found: dict[str, Any] = {
         name: {
             "wall_s": round(statistics.median(wall_s for wall_s, _ in times), 2),
@@ -222,11 +224,13 @@ def summary(seen: Mapping[str, list[tuple[float, float]]]) -> dict[str, Any]:
         }
         for name, times in seen.items()
     }
-    if seen.keys() >= BY_HAND.keys():
-        best = min(found[name]["wall_s"] for name in BY_HAND)
-        ours = [name for name in WITH_CARPOOL if name in seen]
-        found["of_best_by_hand"] = {name: round(found[name]["wall_s"] / best, 3) for name in ours}
-        found["of_in_turn"] = {name: round(found[name]["wall_s"] / found["in_turn"]["wall_s"], 3) for name in ours}
+    by_hand = {name: found[name]["wall_s"] for name in BY_HAND if name in seen}
+    ours = {name: found[name]["wall_s"] for name in WITH_CARPOOL if name in seen}
+    if by_hand.keys() >= BY_HAND.keys() - {"in_turn"}:
+        best = min(by_hand.values())
+        found["of_best_by_hand"] = {name: round(wall_s / best, 3) for name, wall_s in ours.items()}
+    if "in_turn" in by_hand:
+        found["of_in_turn"] = {name: round(wall_s / by_hand["in_turn"], 3) for name, wall_s in ours.items()}
     return found
 
 
@@ -235,6 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="the sets for a GPU")
     parser.add_argument("--only", default="", help="names of sets, separated by commas; default: all")
+    parser.add_argument("--ways", default="", help="names of ways, separated by commas; default: all")
     parser.add_argument("--limit-s", type=float, default=0.0, help="for all; default: 3600, --gpu 560")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all steps")
     parser.add_argument("--repeats", type=int, default=1)
@@ -246,7 +251,7 @@ def main() -> None:
     for name in options.only.split(",") if options.only else sets:
         jobs = {job: max(1, round(options.scale * steps)) for job, steps in sets[name].items()}
         row = {"jobs": jobs, "load_before": round(os.getloadavg()[0], 1)}
-        for found in measure(jobs, options.repeats, ends_at):
+        for found in measure(jobs, options.ways, options.repeats, ends_at):
             rows[name] = row | found
             print(name, found, flush=True)
             if not options.no_save:

@@ -1,7 +1,7 @@
 """Bytecode cache: stores compiled modules of packages for which Python stores none.
 
 Container images are often built without bytecode and run with PYTHONDONTWRITEBYTECODE. Each process then compiles the
-modules that it imports, which takes longer than all else in importing torch: on an H200's host 8 s instead of 3.
+modules that it imports: on an H200's host, importing torch and its optimizers took 7.7 s, and 2.2 to 2.5 s from here.
 """
 
 from __future__ import annotations
