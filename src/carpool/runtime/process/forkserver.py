@@ -270,7 +270,9 @@ def _import_torch() -> bool:
 
 def _warm_up() -> bool:
     """Prepare to fork workers. Returns whether torch is installed for them."""
+    gc.disable()  # of all that the imports allocate hardly anything is garbage, and collections would walk it again
     has_torch = _import_torch()
+    gc.enable()
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"the fork server has {threads} threads and must not fork"
     for name in ONE_THREAD:
