@@ -15,6 +15,8 @@ DATA ?=
 # Property tests draw the same examples every time; `HYPOTHESIS_PROFILE=explore` draws new ones.
 HYPOTHESIS_PROFILE ?= ci
 export HYPOTHESIS_PROFILE
+# Tests start hundreds of Python processes, each of which would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
