@@ -111,7 +111,7 @@ def compare(forks: Forks, tmp_path: Path) -> Compare:
         for kind in ("plain", "fork"):
             folder = tmp_path / kind / "work"
             stub = {} if torch or kind == "fork" else {"torch.py": ""}
-            for name, text in (files | stub).items():
+            for name, text in {**files, **stub}.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(text, encoding="utf-8")
             environment = {**os.environ, **dict.fromkeys(THREADS, str(threads)), **variables}
