@@ -59,8 +59,12 @@ def test_the_release_of_a_node_without_an_actor_does_nothing() -> None:
 def test_a_head_that_this_process_has_started_is_its_child(tmp_path: Path) -> None:
     assert not has_started_head()
     server = tmp_path / "gcs_server"
-    shutil.copy(shutil.which("sleep") or "/bin/sleep", server)
-    with subprocess.Popen([server, "60"]) as head:
+    shutil.copy(shutil.which("cat") or "/bin/cat", server)
+    with subprocess.Popen([server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as head:
+        assert head.stdin is not None
+        assert head.stdout is not None
+        head.stdin.write("here\n")
+        assert head.stdout.readline() == "here\n"  # the kernel names a process a moment after it is started
         assert has_started_head()
         head.kill()
     assert not has_started_head()
