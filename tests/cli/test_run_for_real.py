@@ -151,7 +151,7 @@ def net(lr):
 
 
 def test_halving_stops_the_worse_half_and_the_best_ends_with_the_bits_it_has_alone(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "halved.py").write_text(HALVED, encoding="utf-8")
     table = '[[job]]\nname = "net"\nentry = "halved.py:net"\n'
@@ -168,6 +168,7 @@ def test_halving_stops_the_worse_half_and_the_best_ends_with_the_bits_it_has_alo
     from carpool.runtime.worker.entry_loader import load_training
     from carpool.testing import plain_loop
 
+    monkeypatch.setattr(sys, "path", [*sys.path])  # loading adds the folder
     alone = plain_loop(load_training("halved.py:net", {"lr": 0.05}, folder=home))
     assert alone.digest == jobs["net-2"]["digest"], "held and resumed: the same bits"
     assert run(["results", "--run", "sweep", "--json"]) == 0
