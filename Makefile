@@ -5,7 +5,7 @@ PYTHON ?= python3
 EXTRAS ?= dev,federated,ray,serve,torch
 # Further words for pytest: `make test PYTEST_ARGS="-m slow"`.
 PYTEST_ARGS ?=
-# Processes that share the tests.
+# Processes that share the tests, and the type checks.
 JOBS ?= auto
 # Scripts that `make bench` runs.
 BENCH ?= $(sort $(wildcard benchmarks/*.py))
@@ -15,6 +15,8 @@ DATA ?=
 # Property tests draw the same examples every time; `HYPOTHESIS_PROFILE=explore` draws new ones.
 HYPOTHESIS_PROFILE ?= ci
 export HYPOTHESIS_PROFILE
+# Tests start hundreds of Python processes, each of which would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -58,7 +60,7 @@ check: $(STAMP) ## format, lint, types, import floors, tests: all that has to pa
 	@echo "== format" && $(BIN)/ruff format --check --quiet . \
 	  || { echo "Not formatted as agreed. Run: $(BIN)/ruff format ." >&2; exit 1; }
 	@echo "== lint" && $(BIN)/ruff check --quiet .
-	@echo "== types" && $(BIN)/mypy --no-error-summary
+	@echo "== types" && $(BIN)/mypy --no-error-summary --num-workers $(JOBS)
 	@echo "== floors" && { report=$$($(BIN)/lint-imports 2>&1) || { echo "$$report"; exit 1; }; }
 	@echo "== tests" && $(MAKE) --no-print-directory test
 

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def extras(*, dev: bool) -> dict[str, str]:
     return declared([each for name, group in groups if name != "all" and (name == DEV) is dev for each in group])
 
 
+@cache
 def imported(*folders: str) -> dict[str, str]:
     """Top-level modules that are neither ours nor the standard library's, and one file that imports each."""
     found: dict[str, str] = {}
@@ -51,7 +53,7 @@ def imports_of(source: str) -> Iterator[str]:
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.partition(".")[0]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip":
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "importorskip":
             yield ast.literal_eval(node.args[0]).partition(".")[0]
 
 

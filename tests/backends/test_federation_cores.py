@@ -1,28 +1,19 @@
 """Devices of several cores: their tasks run side by side, with the updates of the tasks in turn."""
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carpool.backends.federation_run import TaskSummary, fork_server
+from carpool.backends.federation_run import TaskSummary
 from carpool.core.errors import InputError
 from carpool.federated.federation import TaskName
 from carpool.federated.federation_file import FederationFile
 from carpool.federated.messages import DeviceLost, Outcome, Record, TaskResult, WorkReported
-from tests.backends.test_federation_run import Runs, federation
+from tests.backends.test_federation_run import federation
+from tests.support.federation_runs import Runs
 
 SHAPES: tuple[dict[str, Any], ...] = ({}, {"hidden": 4}, {"hidden": 16, "lr": 0.2})
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Runs]:
-    with asyncio.Runner() as runner:
-        context = fork_server()
-        yield Runs(runner, runner.run(context.__aenter__()))
-        runner.run(context.__aexit__(None, None, None))
 
 
 def three_tasks(folder: Path, cores: int, **more: Any) -> FederationFile:

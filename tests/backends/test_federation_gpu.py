@@ -1,6 +1,5 @@
 """Tasks of a federated device side by side on a GPU, each a client of MPS in a process of its own."""
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 import pytest
 
 from carpool.backends.federation_lanes import FederationLanes
-from carpool.backends.federation_run import fork_server
 from carpool.federated.federation_file import FederationFile, parse_federation
 from carpool.federated.messages import Outcome
 from tests.backends.test_federation_lanes import NAMES, digests, worked
-from tests.backends.test_federation_run import Runs
+from tests.support.federation_runs import Runs
 
 pytestmark = pytest.mark.gpu
 
@@ -48,14 +46,6 @@ def make(folder, own):
     return carpool.Training(model, optimizer, data, loss, 8, carpool.Stop(epochs=1))
 """
 WHOLE, HALF = (1.0, 1.0, 1.0), (0.5, 0.5, 0.25)
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Runs]:
-    with asyncio.Runner() as runner:
-        context = fork_server()
-        yield Runs(runner, runner.run(context.__aenter__()))
-        runner.run(context.__aexit__(None, None, None))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import pytest
 
 from carpool.backends.federation_devices import EmbeddedDevices, NoLanes, host_message, start_process
 from carpool.backends.federation_lanes import FederationLanes
-from carpool.backends.federation_run import fork_server
 from carpool.federated.federation import TaskName
 from carpool.federated.federation_file import FederatedDevice, FederationFile, parse_federation
 from carpool.federated.messages import DeviceLost, Outcome, Record, StartWork, TaskResult, Work, WorkReported
@@ -21,7 +20,8 @@ from carpool.runtime.process.channel import close_all
 from carpool.runtime.process.protocol import Alive, HostTasks, RunTasks, TasksDone, TasksReady
 from carpool.runtime.process.shared_memory import memory_file_of, read_memory_file
 from carpool.runtime.sharing.mps_daemon import PERCENTAGE, MpsDaemon, MpsUnavailable
-from tests.backends.test_federation_run import ENTRIES, Runs
+from tests.backends.test_federation_run import ENTRIES
+from tests.support.federation_runs import Runs
 
 _STALLED_S = 120.0
 LANE = {PERCENTAGE: "100"}
@@ -85,14 +85,6 @@ def described(folder: Path, entries: Sequence[str] = ("logs",) * 3, **more: Any)
     return parse_federation(data, folder, "test")
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Runs]:
-    with asyncio.Runner() as runner:
-        context = fork_server()
-        yield Runs(runner, runner.run(context.__aenter__()))
-        runner.run(context.__aexit__(None, None, None))
-
-
 def worked(
     run: Runs, file: FederationFile, folder: Path, cycles: Sequence[Sequence[float]], *,
     lane: Mapping[str, str] = LANE, in_turn: bool = False,
@@ -128,7 +120,7 @@ def worked(
         process.close()
         return found
 
-    return run._runner.run(asyncio.wait_for(work(), _STALLED_S))
+    return run.do(work())
 
 
 def digests(cycle: Sequence[tuple[TaskResult, str]]) -> list[str]:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.backends.federation_devices import Devices, EmbeddedDevices, Event
-from carpool.backends.federation_run import FederationRun, TaskSummary, fork_server
+from carpool.backends.federation_devices import EmbeddedDevices, Event
 from carpool.backends.federation_store import FederationStore
 from carpool.core.errors import InputError
 from carpool.core.model import Kind
@@ -27,18 +26,15 @@ from carpool.federated.messages import (
     DeviceJoined,
     DeviceLost,
     Outcome,
-    Record,
     StartWork,
     TaskResult,
     WorkReported,
 )
 from carpool.federated.updates import decode_weights, encode_weights
 from carpool.runtime.process.channel import Received, close_all
-from carpool.runtime.process.forkserver import ForkServer
 from carpool.runtime.process.protocol import TasksDone
 from carpool.runtime.process.shared_memory import memory_file_of
-
-_STALLED_S = 120.0  # after which a federation counts as stalled
+from tests.support.federation_runs import Runs
 
 ENTRIES = """
 import os
@@ -144,43 +140,6 @@ def meets(own, other):
 def no_entry():
     raise RuntimeError("missing data")
 """
-
-
-class Runs:
-    """Runs federations of one fork server: importing torch takes longer than they do."""
-
-    def __init__(self, runner: asyncio.Runner, forks: ForkServer) -> None:
-        self._runner = runner
-        self.forks = forks
-
-    def __call__(
-        self,
-        file: FederationFile,
-        folder: Path,
-        *,
-        resume: bool = False,
-        crash_at: int | None = None,
-        devices: Devices | None = None,
-    ) -> tuple[dict[TaskName, TaskSummary], list[Record]]:
-        records: list[Record] = []
-
-        def observe(record: Record) -> None:
-            records.append(record)
-            if len(records) == crash_at:
-                raise ConnectionAbortedError
-
-        folder.mkdir(exist_ok=True)
-        federation = FederationRun(file, FederationStore(folder), [observe], resume=resume)
-        run = asyncio.wait_for(federation.run(self.forks, devices), _STALLED_S)
-        return self._runner.run(run), records
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Runs]:
-    with asyncio.Runner() as runner:
-        context = fork_server()
-        yield Runs(runner, runner.run(context.__aenter__()))
-        runner.run(context.__aexit__(None, None, None))
 
 
 def federation(folder: Path, tasks: list[dict[str, Any]], **more: Any) -> FederationFile:

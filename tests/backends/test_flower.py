@@ -1,18 +1,16 @@
 """A federation over real Flower processes: SuperLink, SuperNodes, relays and resident devices."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carpool.backends.federation_run import FederationRun, TaskSummary, fork_server
-from carpool.backends.federation_store import FederationStore
 from carpool.backends.flower.processes import Security
 from carpool.core.errors import InputError
 from carpool.federated.federation import TaskName
 from carpool.federated.federation_file import FederationFile, parse_federation
 from tests.backends.test_federation_run import ENTRIES
+from tests.support.federation_runs import Runs
 
 pytest.importorskip("flwr")
 
@@ -71,15 +69,9 @@ def federation(folder: Path, **more: Any) -> FederationFile:
     return parse_federation(data, folder, "test")
 
 
-async def run_embedded(file: FederationFile, folder: Path) -> dict[TaskName, TaskSummary]:
-    async with fork_server() as forks:
-        return await FederationRun(file, FederationStore(folder)).run(forks)
-
-
-def test_a_client_app_runs_unchanged_beside_another_task(tmp_path: Path) -> None:
+def test_a_client_app_runs_unchanged_beside_another_task(run: Runs, tmp_path: Path) -> None:
     file = federation(tmp_path, rounds=4, device=[{"name": "device", "count": 3}])
-    (tmp_path / "run").mkdir()
-    summaries = asyncio.run(run_embedded(file, tmp_path / "run"))
+    summaries, _ = run(file, tmp_path / "run")
     assert {name: (each.rounds, each.failed) for name, each in summaries.items()} == {
         "own": (4, False),
         "app": (4, False),

@@ -1,6 +1,7 @@
 """Batch sizes tuned while real trainings run: they reach what they are trained for."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from carpool.jobs.devices import parse_devices
 from carpool.jobs.job_file import parse_jobs
 from carpool.runtime.executor.client import ExecutorClient
 from carpool.service.daemon.batch_run import BatchRun, RunEnd, RunRequest
+from tests.support.shared_executor import SharedExecutor
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -44,8 +46,29 @@ TRIES_WHEN_SURE = "carpool:interval_s=0.2"  # quick trainings may be over by the
 TRIES_WITH_SHARES = "competitive:settle_s=0.05"  # after whole and moderate shares: the same holds
 
 
+DEVICES = tuple(parse_devices("cpu:1x1"))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def lender(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedExecutor]:
+    async def start() -> SharedExecutor:
+        return SharedExecutor(await ExecutorClient.start(DEVICES, tmp_path_factory.mktemp("tuned") / "state"))
+
+    lender = runner.run(start())
+    yield lender
+    runner.run(lender.close())
+
+
 @pytest.mark.parametrize("policy", [TRIES_AT_ONCE, TRIES_WHEN_SURE, TRIES_WITH_SHARES])
-def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
+def test_tuned_jobs_reach_their_target(
+    policy: str, runner: asyncio.Runner, lender: SharedExecutor, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(ENTRY, encoding="utf-8")
     batch = {"size": 32, "tune": True, "min": 8, "max": 128}
     unnamed = {"tune": True, "min": 8, "max": 128}  # the training says its own
@@ -53,22 +76,25 @@ def test_tuned_jobs_reach_their_target(policy: str, tmp_path: Path) -> None:
         {"name": name, "entry": "train.py:digits", "batch": given, "seed": seed}
         for seed, (name, given) in enumerate({"a": batch, "b": unnamed}.items())
     ]
-    devices = tuple(parse_devices("cpu:1x1"))
-    jobs = parse_jobs({"job": [*rows, {"name": "own", "entry": "train.py:digits"}]}, tmp_path, "test")
-    request = RunRequest("test", jobs, devices, policy, "0")
-    run = BatchRun.open(request, RunFolder(tmp_path / "run"), ExecutorClient.start)
-    assert asyncio.run(asyncio.wait_for(run.run(), 100.0)) is RunEnd.DONE
+    rows.append({"name": "own", "entry": "train.py:digits"})
+    run_name = policy.partition(":")[0]
+    rows = [{**row, "name": f"{run_name}-{row['name']}"} for row in rows]  # the executor knows one job of a name
+    jobs = parse_jobs({"job": rows}, tmp_path, "test")
+    request = RunRequest("test", jobs, DEVICES, policy, "0")
+    run = BatchRun.open(request, RunFolder(tmp_path / "run"), lender.lend)
+    assert runner.run(asyncio.wait_for(run.run(), 100.0)) is RunEnd.DONE
     run.close()
     sizes: dict[str, set[int]] = {}
     for name, account in run.accounting.accounts.items():
         assert account.phase is Phase.FINISHED, account.error
         assert account.outcome is not None
         assert account.outcome.metrics["accuracy"] >= 0.9
-        sizes[name] = {given.allocation.batch_size for given in account.decisions if given.allocation is not None}
+        given = [decision.allocation for decision in account.decisions]
+        sizes[name.removeprefix(f"{run_name}-")] = {each.batch_size for each in given if each is not None}
     tried = (sizes["a"] | sizes["b"]) - {0, 32}
     assert tried or policy != TRIES_AT_ONCE, sizes
     assert all(8 <= size <= 128 for size in tried)
     assert sizes["own"] == {0}, "only where the job allows it"
-    seen = [name for name in sizes if run.estimator.noise(JobId(name)) is not None]
+    seen = [name for name in sizes if run.estimator.noise(JobId(f"{run_name}-{name}")) is not None]
     assert set(seen) <= {"a", "b"}, "gradients of others are not compared"
     assert seen or policy != TRIES_AT_ONCE, "a training that is over at once has told nothing"

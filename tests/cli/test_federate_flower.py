@@ -1,4 +1,4 @@
-"""``carpool federate --transport flower`` with a real SuperLink and three SuperNodes, one of which is killed."""
+"""``carpool federate --transport flower`` with a real SuperLink and two SuperNodes, one of which is killed."""
 
 import json
 import os
@@ -32,7 +32,7 @@ entry = "entry.py:make"
 args = { lr = 0.2 }
 [[device]]
 name = "device"
-count = 3
+count = 2
 """
 
 
@@ -56,6 +56,7 @@ def kill_supernode(folder: Path, name: str, killed: list[int]) -> None:
             killed.append(int(path.name))
 
 
+@pytest.mark.waits
 def test_a_round_without_a_killed_supernode_closes_at_our_deadline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,13 +151,12 @@ def net(lr):
 
 
 def test_halving_stops_the_worse_half_and_the_best_ends_with_the_bits_it_has_alone(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "halved.py").write_text(HALVED, encoding="utf-8")
     table = '[[job]]\nname = "net"\nentry = "halved.py:net"\n'
     rule = "sweep = { lr = [0.2, 0.05, 0.1, 0.3], at_most = 2, halving = { metric = 'score', eta = 2, min_steps = 8 } }"
     (home / "sweep.toml").write_text(f"{table}{rule}\n", encoding="utf-8")
-    (home / "alone.toml").write_text(f"{table}args = {{ lr = 0.05 }}\n", encoding="utf-8")
     assert run(["run", "sweep.toml", "--devices", "cpu:1", "--json"]) == 0
     jobs = {job["name"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
     assert jobs["net-2"]["state"] == "finished"
@@ -166,9 +165,12 @@ def test_halving_stops_the_worse_half_and_the_best_ends_with_the_bits_it_has_alo
     assert stopped
     assert all("stopped at rung" in job["error"] for job in stopped)
     assert min(job["steps"] for job in stopped) < 400, "before its end"
-    assert run(["run", "alone.toml", "--devices", "cpu:1", "--json", "--no-check"]) == 0
-    (alone,) = json.loads(capsys.readouterr().out)["jobs"]
-    assert alone["digest"] == jobs["net-2"]["digest"], "held and resumed: the same bits"
+    from carpool.runtime.worker.entry_loader import load_training
+    from carpool.testing import plain_loop
+
+    monkeypatch.setattr(sys, "path", [*sys.path])  # loading adds the folder
+    alone = plain_loop(load_training("halved.py:net", {"lr": 0.05}, folder=home))
+    assert alone.digest == jobs["net-2"]["digest"], "held and resumed: the same bits"
     assert run(["results", "--run", "sweep", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == "net-2"
 

@@ -107,7 +107,7 @@ def test_it_ends_when_all_are_over_though_mishaps_would_go_on() -> None:
     "failures",
     [
         [],
-        [RandomFailures(1, node_mtbf_s=50.0, node_repair_s=1.0)],
+        [RandomFailures(1, node_mtbf_s=5.0, node_repair_s=1.0)],
         [RandomFailures(1, job_mtbf_s=1.0)],  # draws mishaps that hit nobody
     ],
 )

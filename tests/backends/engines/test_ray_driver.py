@@ -60,11 +60,11 @@ def test_a_head_that_this_process_has_started_is_its_child(tmp_path: Path) -> No
     assert not has_started_head()
     server = tmp_path / "gcs_server"
     shutil.copy(shutil.which("cat") or "/bin/cat", server)
-    with subprocess.Popen([server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+    with subprocess.Popen([server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as head:
         assert head.stdin is not None
         assert head.stdout is not None
-        print(file=head.stdin, flush=True)
-        head.stdout.readline()  # its name is set a moment after Popen returns
+        head.stdin.write("here\n")
+        assert head.stdout.readline() == "here\n"  # the kernel names a process a moment after it is started
         assert has_started_head()
         head.kill()
     assert not has_started_head()

@@ -113,6 +113,7 @@ def test_examples_over_two_nodes_have_the_weights_of_one_device(cluster: SlurmCl
     assert not list(state_of(jobs).glob("agents-*")), "tokens are deleted with the run"
 
 
+@pytest.mark.waits
 def test_the_time_limit_ends_an_allocation_and_the_next_one_resumes(cluster: SlurmCluster, tmp_path: Path) -> None:
     (tmp_path / "waiting.py").write_text(WAITING, encoding="utf-8")
     go = tmp_path / "go"

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -83,40 +84,72 @@ class Checker:
     def __init__(self) -> None:
         self.pool = WorkerPool(self, time.monotonic)
         self.checks = EntryChecks(self.pool, lambda program: 1, 2)
+        self.heard: asyncio.Queue[Message] = asyncio.Queue()
+        self.exited: asyncio.Queue[WorkerKey] = asyncio.Queue()
 
     def on_message(self, key: WorkerKey, message: Message) -> None:
         self.checks.on_message(key, message)
+        self.heard.put_nowait(message)
 
     def on_exit(self, key: WorkerKey, why: str) -> None:
         self.checks.on_exit(key)
+        self.exited.put_nowait(key)
+
+    async def first_of(self, kind: type[Ready]) -> Ready:
+        while not isinstance(message := await self.heard.get(), kind):
+            assert not isinstance(message, WorkerFailed), message
+        return message
+
+    async def end(self, key: WorkerKey) -> None:
+        """End a worker, so that the next one can have its key."""
+        self.pool.kill(key)
+        while await self.exited.get() != key:
+            pass
 
 
-def check(timeout_s: float = 60.0, **programs: Program) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def pooled(runner: asyncio.Runner) -> Iterator[Checker]:
+    """One fork server for all tests."""
+
+    async def opened() -> Checker:
+        checker = Checker()
+        checker.pool.begin()
+        return checker
+
+    checker = runner.run(opened())
+    yield checker
+    runner.run(checker.pool.stop())
+
+
+@pytest.fixture
+def checker(pooled: Checker) -> Iterator[Checker]:
+    yield pooled
+    pooled.checks.release_others(())
+
+
+Check = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def check(runner: asyncio.Runner, checker: Checker) -> Check:
     """Check the entries of some jobs."""
 
-    async def go() -> dict[str, str]:
-        checker = Checker()
-        checker.pool.begin()
-        try:
-            return await checker.checks.run(programs, timeout_s)
-        finally:
-            await checker.pool.stop()
+    def check(timeout_s: float = 60.0, **programs: Program) -> dict[str, str]:
+        return runner.run(checker.checks.run(programs, timeout_s))
 
-    return asyncio.run(go())
+    return check
 
 
-def test_the_lengths_of_trainings_are_known_before_they_start(folder: Path) -> None:
-    async def go() -> dict[str, EntryChecked]:
-        checker = Checker()
-        checker.pool.begin()
-        try:
-            await checker.checks.run({"net": program(folder), "bad": program(folder, "raises")}, 60.0)
-            return checker.checks.fine
-        finally:
-            await checker.pool.stop()
-
-    found = asyncio.run(go())
-    assert found.keys() == {"net"}
+def test_the_lengths_of_trainings_are_known_before_they_start(folder: Path, checker: Checker, check: Check) -> None:
+    check(net=program(folder), bad=program(folder, "raises"))
+    found = checker.checks.fine
+    assert "bad" not in found
     assert (found["net"].total_steps, found["net"].batch_size, found["net"].num_samples) == (1, 16, 64)
 
 
@@ -131,7 +164,9 @@ def is_asleep(pid: str) -> bool:
         return False
 
 
-def test_errors_are_reported_by_job_and_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_reported_by_job_and_nothing_is_printed(
+    folder: Path, check: Check, capfd: pytest.CaptureFixture[str]
+) -> None:
     found = check(
         fine=program(folder),
         raises=program(folder, "raises"),
@@ -164,13 +199,13 @@ def test_every_entry_is_called_once_before_further_jobs(folder: Path) -> None:
     assert [checks.next(is_early=True) for _ in range(3)] == [("b", second), ("d", second), None]
 
 
-def test_an_entry_that_ends_its_process_is_an_error(folder: Path) -> None:
+def test_an_entry_that_ends_its_process_is_an_error(folder: Path, check: Check) -> None:
     found = check(30.0, dies=program(folder, "dies"), interrupts=program(folder, "interrupts"))
     assert "ended" in found["dies"]
     assert "KeyboardInterrupt" in found["interrupts"]
 
 
-def test_entries_that_take_too_long_are_unchecked(folder: Path) -> None:
+def test_entries_that_take_too_long_are_unchecked(folder: Path, check: Check) -> None:
     assert check(2.0, waits=program(folder, "waits")) == {}
 
 
@@ -187,56 +222,42 @@ def counted():
 """
 
 
-class Worker(Checker):
-    """A pool with a checked entry, whose job starts afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: asyncio.Queue[Message] = asyncio.Queue()
-
-    def on_message(self, key: WorkerKey, message: Message) -> None:
-        super().on_message(key, message)
-        self.heard.put_nowait(message)
-
-    async def first_of(self, kind: type[Ready]) -> Ready:
-        while not isinstance(message := await self.heard.get(), kind):
-            assert not isinstance(message, WorkerFailed), message
-        return message
-
-
-async def begun(program: Program, log: Path, *, is_checked: bool, threads: int = 1) -> tuple[Ready, bool]:
+async def begun(
+    checker: Checker, program: Program, log: Path, *, is_checked: bool, threads: int = 1
+) -> tuple[Ready, bool]:
     """The first message of a worker, and whether it runs in the process that has checked its entry."""
-    worker = Worker()
-    worker.pool.begin()
-    try:
-        if is_checked:
-            assert await worker.checks.run({"job": program}) == {"job": ""}
-        begin = Begin("job", asdict(program), "cpu", cores=tuple(os.sched_getaffinity(0)), threads=threads)
-        key = worker.checks.take(begin)
-        with log.open("ab") as file:
-            if key is None:
-                worker.pool.launch(("job", 1), begin, file.fileno())
-            else:
-                worker.pool.assign(key, ("job", 1), begin, file.fileno())
-            return await worker.first_of(Ready), key is not None
-    finally:
-        await worker.pool.stop()
+    if is_checked:
+        assert await checker.checks.run({"job": program}) == {"job": ""}
+    begin = Begin("job", asdict(program), "cpu", cores=tuple(os.sched_getaffinity(0)), threads=threads)
+    key, own = checker.checks.take(begin), ("job", 1)
+    with log.open("ab") as file:
+        if key is None:
+            checker.pool.launch(own, begin, file.fileno())
+        else:
+            checker.pool.assign(key, own, begin, file.fileno())
+        ready = await checker.first_of(Ready)
+    await checker.end(own)
+    return ready, key is not None
 
 
-def test_a_checked_process_becomes_the_worker_and_calls_the_entry_once(folder: Path) -> None:
+def test_a_checked_process_becomes_the_worker_and_calls_the_entry_once(
+    folder: Path, runner: asyncio.Runner, checker: Checker
+) -> None:
     (folder / "counts.py").write_text(COUNTED, encoding="utf-8")
     counted = Program(entry="counts.py:counted", folder=str(folder))
-    fresh = asyncio.run(begun(counted, folder / "fresh", is_checked=False))
-    checked = asyncio.run(begun(counted, folder / "checked", is_checked=True))
+    fresh = runner.run(begun(checker, counted, folder / "fresh", is_checked=False))
+    checked = runner.run(begun(checker, counted, folder / "checked", is_checked=True))
     assert checked == (fresh[0], True)
     assert (folder / "calls").read_text(encoding="ascii") == "called\n" * 2
     assert (folder / "checked").read_text(encoding="utf-8") == f"printed in {folder.parent}\nprinted by an entry\n"
     assert (folder / "checked").read_text(encoding="utf-8") == (folder / "fresh").read_text(encoding="utf-8")
 
 
-def test_a_worker_with_other_threads_gets_its_own_process(folder: Path) -> None:
+def test_a_worker_with_other_threads_gets_its_own_process(
+    folder: Path, runner: asyncio.Runner, checker: Checker
+) -> None:
     """The bits of what an entry computes may depend on the number of threads."""
-    assert not asyncio.run(begun(program(folder), folder / "log", is_checked=True, threads=2))[1]
+    assert not runner.run(begun(checker, program(folder), folder / "log", is_checked=True, threads=2))[1]
 
 
 class NoProcesses:

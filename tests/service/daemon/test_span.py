@@ -143,6 +143,7 @@ def test_an_exact_job_widens_over_a_second_machine_and_narrows_again(
 
 
 @pytest.mark.parametrize("lost", ["peer", "lead"])
+@pytest.mark.waits
 def test_a_machine_is_lost_and_the_job_goes_on_with_the_rest(
     lost: str, tmp_path: Path, agents: list[AgentProcess]
 ) -> None:

@@ -122,6 +122,7 @@ def cut_off(agent: AgentProcess, link: Link, trouble: str) -> int:
     return executor
 
 
+@pytest.mark.waits
 def test_members_that_are_cut_off_past_their_lease_write_nothing(tmp_path: Path) -> None:
     """With both stopped, only the worker itself can know that its lease has ended."""
     troubles = ("link", "agent", "executor", "both")

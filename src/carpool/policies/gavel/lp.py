@@ -32,7 +32,8 @@ def interior_point(cost: Floats, rows: Any, limits: Floats) -> Floats:
     """
     rows = csc_array(rows)
     num_rows = len(limits)
-    x, slack, dual = _start(cost, rows, limits)
+    system = _System(rows)
+    x, slack, dual = _start(cost, rows, limits, system)
     limit_norm, cost_norm = max(1.0, float(np.linalg.norm(limits))), max(1.0, float(np.linalg.norm(cost)))
     for _ in range(_MAX_ITERATIONS):
         primal = rows @ x + slack - limits
@@ -41,7 +42,7 @@ def interior_point(cost: Floats, rows: Any, limits: Floats) -> Floats:
         is_feasible = max(np.linalg.norm(primal) / limit_norm, np.linalg.norm(reduced) / cost_norm) < _TOLERANCE
         if is_feasible and min(gap, gap / max(abs(float(cost @ x)), 1e-12)) < _TOLERANCE:
             break
-        solve = _factor(rows, slack / dual)
+        solve = system.factor(slack / dual)
         if solve is None:
             break
         _, ds, dz = _newton(solve, slack, dual, primal, reduced, -slack * dual)
@@ -65,10 +66,10 @@ def _newton(
     return dx, (aim - slack * dz) / dual, dz
 
 
-def _start(cost: Floats, rows: Any, limits: Floats) -> tuple[Floats, Floats, Floats]:
+def _start(cost: Floats, rows: Any, limits: Floats, system: _System) -> tuple[Floats, Floats, Floats]:
     """Least-squares primal and dual points, moved to where slacks and duals are positive."""
     num_rows, num_columns = rows.shape
-    solve = _factor(rows, np.ones(num_rows))
+    solve = system.factor(np.ones(num_rows))
     assert solve is not None, "the constraint rows have full column rank"
     x = solve(np.concatenate([np.zeros(num_columns), limits]))[:num_columns]
     slack = limits - rows @ x
@@ -81,12 +82,22 @@ def _lifted(values: Floats) -> Floats:
     return values + 1.0 + max(0.0, -lowest) if lowest < 1e-6 else values
 
 
-def _factor(rows: Any, ratio: Floats) -> Any:
-    """A function that solves [0 Gᵀ; G −ratio] v = r; None when the matrix is numerically singular."""
-    try:
-        return splu(csc_array(bmat([[None, rows.T], [rows, diags_array(-ratio)]]))).solve
-    except RuntimeError:
-        return None
+class _System:
+    """The matrix [0 Gᵀ; G −ratio], of which only the ratio changes from step to step."""
+
+    def __init__(self, rows: Any) -> None:
+        num_rows, num_columns = rows.shape
+        self._matrix = csc_array(bmat([[None, rows.T], [rows, diags_array(-np.ones(num_rows))]]))
+        self._matrix.sort_indices()
+        self._diagonal = self._matrix.indptr[num_columns + 1 :] - 1  # the last entry of each of these columns
+
+    def factor(self, ratio: Floats) -> Any:
+        """A function that solves it for a right-hand side; None when the matrix is numerically singular."""
+        self._matrix.data[self._diagonal] = -ratio
+        try:
+            return splu(self._matrix).solve
+        except RuntimeError:
+            return None
 
 
 def _reach(values: Floats, change: Floats) -> float:
