@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from carpool.core.errors import CarpoolError
+from carpool.runtime.compat.torch_api import versions
 
 _MOST = 50_000  # values that are looked at
 _WITHOUT_STATE = frozenset(
@@ -125,7 +126,9 @@ class _Search:
     def _tensor(self, tensor: Tensor) -> None:
         is_expanded = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         if tensor.device.type != self._device.type or is_expanded:
-            self.plain.append((tensor.data_ptr(), tensor._version))
+            if tensor.is_inference():
+                raise UnknownState("it reaches a tensor made in inference mode")
+            self.plain.append((tensor.data_ptr(), *versions([tensor])))
             return
         self.plain.append((tensor.requires_grad, tensor.dtype, tensor.shape, tensor.stride()))
         self.tensors.append(tensor)

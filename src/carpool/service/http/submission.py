@@ -62,9 +62,11 @@ class PathPolicy:
 def _paths(table: Mapping[str, Any], folder: Path, where: str) -> Iterator[tuple[str, Path]]:
     """Yield the paths that a job table names, except its folder."""
     source = _text(table.get("entry")).rpartition(":")[0]
+    if _CONTROL.search(source):
+        raise InputError(f"entry {source!r} contains control characters", where=where, way_out="Remove them.")
     if source.endswith(".py"):
         yield "entry", folder / source
-    elif source and not _CONTROL.search(source):
+    elif source:
         yield "entry", _module_path(source, folder, where)
     if python := _text(table.get("python")):
         yield "python", folder / python
