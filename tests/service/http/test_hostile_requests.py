@@ -155,7 +155,7 @@ INVALID_JOBS: list[dict[str, Any]] = [
     {"name": "a" * 101},
     {"args": {"lr": "\ud800"}},
     {"entry": "train.py\x00:main"},
-    {"entry": "json\x00:main"},  # a module that the server can import
+    {"entry": "inspect.py\x00:main"},  # beside a module that the server can import
     {"command": ["python\x00", "x"], "entry": ""},
     {"environment": {"A=B": "1"}},
     {"environment": {"A": "\x00"}},
