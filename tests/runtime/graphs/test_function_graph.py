@@ -115,12 +115,26 @@ def with_partial_batches() -> Training:
     return training(plain_step, dataset=data(29))
 
 
+def with_local_modules() -> Training:
+    from torch.nn import functional
+
+    def step(model: Any, batch: Any, optimizer: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(batch[0]), batch[1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+    return training(step)
+
+
 CAPTURED: dict[str, Callable[[], Training]] = {
     "GAN": gan,
     "one optimizer": lambda: training(plain_step),
     "moving average": with_average,
     "gradients cleared last": with_leftovers,
     "schedule by epoch": with_epoch_schedule,
+    "local modules": with_local_modules,
     "partial batches": with_partial_batches,
 }
 
@@ -208,6 +222,16 @@ def changed_by_partial_batches() -> Training:
     return training(step, dataset=data(21))
 
 
+def with_many_values() -> Training:
+    """A large table, and a function that is called after each step and might change it."""
+    table = [[place] for place in range(11_000)]
+
+    def step(model: Any, batch: Any, optimizer: Any) -> Tensor:
+        return plain_step(model, batch, optimizer) + table[0][0]
+
+    return training(step, dataset=data(800), on_step_end=lambda report: None)
+
+
 def printing() -> Training:
     def step(model: Any, batch: Any, optimizer: Any) -> Tensor:
         if len(batch[0]) > 100:
@@ -238,6 +262,7 @@ EAGER: dict[str, tuple[Callable[[], Training], str]] = {
     "schedule by step": (stepping_schedule, "change between steps"),
     "changed from outside": (changed_from_outside, "change between steps"),
     "changed by partial batches": (changed_by_partial_batches, "Python|change between steps"),
+    "many values": (with_many_values, "would have to be compared"),
     "printing": (printing, "print"),
     "own generator": (with_generator, "random.Random"),
     "a number as metric": (returning_number, "returns a number"),

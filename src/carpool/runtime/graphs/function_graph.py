@@ -39,6 +39,7 @@ _EAGER = 2  # calls with a batch signature before it is captured
 _CHECKS = 2  # calls made both ways before the graph replaces the function
 _MAX_SIGNATURES = 4
 _MAX_RESETS, _PAYS = 4, 50  # captures for changed values; further ones only after so many replays each
+_FEW, _MANY = 16, 20_000  # comparisons, and values of each: more take longer than calling the function in each step
 
 
 class _Unfit(CarpoolError):
@@ -122,7 +123,7 @@ class FunctionGraph:
         self._calls: dict[BatchSignature, int] = {}
         self._captured: dict[BatchSignature, _CapturedCall] = {}
         self._must_compare = False
-        self._resets = self._replays = 0
+        self._resets = self._replays = self._compared = 0
         self._all_notes: set[str] = set()
         self.eager_reason = ""  # why the function is called in every step
         self.notes: list[str] = []  # for the job's story
@@ -192,6 +193,9 @@ class FunctionGraph:
         is_same = captured.addresses == captured.current_addresses()
         if is_same and self._must_compare:
             is_same = captured.state.is_same_as(self._state())
+            self._compared += 1
+            if self._compared > max(_FEW, self._replays / 2) and len(captured.state.plain) > _MANY:
+                raise _Unfit(f"{len(captured.state.plain)} values would have to be compared in each step")
         self._must_compare = False
         if is_same:
             return True

@@ -142,14 +142,14 @@ class _Search:
     def _function(self, function: types.FunctionType) -> None:
         if _is_library(function):
             return
+        names = dict.fromkeys(_names(function.__code__))
         for cell in function.__closure__ or ():
             try:
-                self.visit(cell.cell_contents)
+                self._global(cell.cell_contents, names)
             except ValueError:  # it is empty
                 self.plain.append(None)
         self._each([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
         self._each(vars(function).values())
-        names = dict.fromkeys(_names(function.__code__))
         for name in names:
             if name in function.__globals__:
                 self._global(function.__globals__[name], names)
@@ -157,7 +157,7 @@ class _Search:
                 raise UnknownState(f"it uses {name}")
 
     def _global(self, value: Any, names: Mapping[str, None]) -> None:
-        """A global of a function, which may use the attributes of modules that it names."""
+        """A variable of a function, which may use the attributes of modules that it names."""
         if not isinstance(value, types.ModuleType):
             self.visit(value)
             return
@@ -169,6 +169,10 @@ class _Search:
         for name in names:
             if name in vars(value) and vars(value)[name] is not value:
                 self._global(vars(value)[name], names)
+
+    def _module(self, module: types.ModuleType) -> None:
+        if module.__name__.partition(".")[0] not in _WITHOUT_STATE:
+            raise UnknownState(f"it reaches the module {module.__name__}")
 
     def _method(self, method: types.MethodType) -> None:
         self.visit(method.__self__)
@@ -219,7 +223,8 @@ class _Search:
 _VISITS: tuple[tuple[Any, Callable[[_Search, Any], None]], ...] = (
     (Tensor, _Search._tensor),
     (torch.optim.Optimizer, _Search._optimizer),
-    ((torch.Generator, np.ndarray, types.ModuleType), _Search._instance),
+    ((torch.Generator, np.ndarray), _Search._instance),
+    (types.ModuleType, _Search._module),
     (types.FunctionType, _Search._function),
     (types.MethodType, _Search._method),
     (types.BuiltinFunctionType, _Search._builtin),
