@@ -14,7 +14,6 @@ import click
 
 from carpool import __version__
 from carpool.core.errors import CarpoolError, InputError, UnknownName
-from carpool.runtime.process.bytecode import use_bytecode_cache
 
 _SECTIONS = {  # heading of `carpool --help` -> verb -> summary
     "Jobs on this machine": {
@@ -115,7 +114,10 @@ def carpool() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit: 0 success, 1 a job failed, 2 bad input, 3 bug in carpool, 130 interrupted."""
-    use_bytecode_cache(__file__)
+    if sys.dont_write_bytecode:
+        from carpool.runtime.process.bytecode import use_bytecode_cache
+
+        use_bytecode_cache(__file__)
     sys.exit(run(args))
 
 
