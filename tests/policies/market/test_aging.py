@@ -4,16 +4,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log2
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.draft import Draft
+from carpool.core.estimates import DeclaredEstimator, Estimate
 from carpool.core.messages import JobSubmitted
 from carpool.core.model import Allocation, Job, JobId, JobSpec
 from carpool.core.scheduler import Scheduler
-from carpool.core.topology import Cluster
+from carpool.core.topology import Cluster, Placement
 from carpool.policies.baselines.nonpreemptive import Fifo
 from carpool.policies.market.aging import WaitingClocks, aged, classes_of, overdue, patience_of
 from carpool.policies.market.knapsack import Floats
@@ -46,21 +49,53 @@ def test_a_longer_queue_never_takes_credit_away(steps: list[tuple[float, list[fl
     before = 0.0
     for gap, queue in steps:
         at += gap
-        clocks.advance(at, patience_of(lengths_of([length, *queue]), 4.0, 600.0), first=0.0)
-        (credit,) = clocks.credit([job], lengths_of([length]), at).tolist()
+        lengths = lengths_of([length, *queue])
+        clocks.advance(at, patience_of(lengths, classes_of(lengths), 4.0, 600.0), first=0.0)
+        (credit,) = clocks.credit([job], classes_of(lengths[:1]), at).tolist()
         assert credit >= before - 1e-9 * max(1.0, before)
         before = credit
 
 
 @given(queues)
 def test_shorter_jobs_never_wait_longer_for_credit(queue: list[float]) -> None:
-    patience = patience_of(lengths_of(queue), 4.0, 600.0)
+    lengths = lengths_of(queue)
+    patience = patience_of(lengths, classes_of(lengths), 4.0, 600.0)
     assert (patience >= 600.0).all()
-    assert (np.diff(classes_of(np.sort(lengths_of(queue)))) >= 0).all()
+    assert (np.diff(classes_of(np.sort(lengths))) >= 0).all()
 
 
 def test_a_job_alone_in_its_class_is_not_slowed_by_itself() -> None:
-    assert patience_of(lengths_of([1e6]), 1.0, 600.0).tolist() == [600.0] * 8
+    lengths = lengths_of([1e6])
+    assert patience_of(lengths, classes_of(lengths), 1.0, 600.0).tolist() == [600.0] * 8
+
+
+class Halved(DeclaredEstimator):
+    """Other devices than V100 have half its rate."""
+
+    def rate(self, spec: JobSpec, placement: Placement) -> Estimate:
+        return Estimate(1.0 if placement.groups[0][0] == "V100" else 0.5)
+
+
+def paces(cluster: Cluster, *jobs: tuple[float, float]) -> list[float]:
+    """Seconds for a unit of credit in each class, with jobs of these lengths and weights."""
+    scheduler = Scheduler(cluster, Fifo(), estimator=Halved())
+    specs = [JobSpec(JobId(f"j{place}"), 1, work, weight=weight) for place, (work, weight) in enumerate(jobs)]
+    scheduler.handle(0.0, [JobSubmitted(spec) for spec in specs])
+    view = scheduler.snapshot()
+    note: Any = Carpool().plan(view).note
+    found: list[float] = WaitingClocks.of(note, view).patience_s.tolist()
+    return found
+
+
+@pytest.mark.parametrize(("slow", "seconds"), [("V100", 2_000.0), ("K80", 2_000.0 / 0.75)])
+def test_slow_devices_lengthen_the_time_that_shorter_jobs_need(slow: str, seconds: float) -> None:
+    found = paces(Cluster.build([(1, 1, "V100"), (1, 1, slow)]), (1e5, 1.0), *[(1_000.0, 1.0)] * 4)
+    assert found[6] == pytest.approx(1.5 * seconds)
+
+
+def test_a_job_of_small_weight_counts_the_longer_jobs_of_large_weight_before_it() -> None:
+    found = paces(Cluster.build([(1, 1, "V100")]), (4_000.0, 8.0), (2_000.0, 1.0), (2_000.0, 0.1))
+    assert (found[2], found[3], found[5]) == (600.0, 1.5 * 4_000.0, 1.5 * 6_000.0)
 
 
 def test_weights_double_with_every_unit_beyond_the_first() -> None:
@@ -71,9 +106,9 @@ def test_credit_is_kept_at_start_and_release_and_in_the_note() -> None:
     scheduler = submitted("a", "b")
     view = scheduler.snapshot()
     a, b = view.jobs[JobId("a")], view.jobs[JobId("b")]
-    clocks, lengths = WaitingClocks(), lengths_of([3600.0, 3600.0])
+    clocks, classes = WaitingClocks(), classes_of(lengths_of([3600.0, 3600.0]))
     clocks.advance(0.0, np.full(8, 600.0), first=0.0)
-    credit = clocks.credit([a, b], lengths, 6000.0)
+    credit = clocks.credit([a, b], classes, 6000.0)
     assert credit.tolist() == [0.0, 10.0]
     draft = Draft(view)
     draft.release(a)
@@ -82,8 +117,8 @@ def test_credit_is_kept_at_start_and_release_and_in_the_note() -> None:
     read = WaitingClocks.of(json.loads(json.dumps({"waiting": clocks.note()})), view)
     assert read.earned == {"b": 10.0}
     running = b._replace(desired=Allocation.of(0), since=6000.0)
-    assert read.credit([running], lengths[:1], 6600.0).tolist() == [10.0]  # what it had at its start, and no more
-    assert read.credit([a], lengths[:1], 6600.0).tolist() == [0.0]  # one that never waited does not
+    assert read.credit([running], classes[:1], 6600.0).tolist() == [10.0]  # what it had at its start, and no more
+    assert read.credit([a], classes[:1], 6600.0).tolist() == [0.0]  # one that never waited does not
 
 
 def test_marks_are_thinned_and_old_ones_left_out() -> None:

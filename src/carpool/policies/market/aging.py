@@ -1,11 +1,12 @@
 """Waiting credit: the number of times that waiting has doubled a job's weight; never lost.
 
-Each class of lengths has a clock. A job earns one unit of credit per `patience_s` of waiting, or per 1.5 times the run
-time of all shorter jobs if that is longer, so that shorter jobs may overtake and an overloaded cluster keeps serving
-short jobs first. A longer queue slows a clock from then on and never sets it back. The credit of a job is what the
-clock of its length has advanced while the job had no devices. While a job runs its weight stays the same; if it grew,
-the job would block shorter ones until it ended. The charge for preemptions keeps waiting jobs from preempting it one
-after another.
+Jobs are classed by length over weight, the order in which they would run if none waited for long; each class has a
+clock. A job earns one unit of credit per `patience_s` of waiting, or per 1.5 times the time that all devices need for
+the jobs before it in that order if that is longer: shorter jobs may overtake, and an overloaded cluster keeps serving
+them first. A longer queue slows a clock from then on and never sets it back. The credit of a job is what the clock of
+its class has advanced while the job had no devices. While a job runs its weight stays the same; if it grew, the job
+would block shorter ones until it ended. The charge for preemptions keeps waiting jobs from preempting it one after
+another.
 
 After n preemptions the next one has to save 2^(n − 1) times the cost of a move. So the number of preemptions of a job
 grows with the logarithm of what other jobs gain, not with the number of jobs that overtake it. Where moves are cheap a
@@ -31,8 +32,8 @@ from carpool.policies.market.knapsack import Floats
 
 Classes = NDArray[np.intp]
 
-_CLASSES, _RATIO, _SHORT_S = 8, 4.0, 60.0  # classes of lengths, the ratio of their bounds, and the first bound
-_PASSES = 1.5  # times that shorter jobs may pass before a weight doubles
+_CLASSES, _RATIO, _SHORT_S = 8, 4.0, 60.0  # number of classes, the ratio of their bounds, and the first bound
+_PASSES = 1.5  # times that the jobs before it may pass before a weight doubles
 _FACTOR = 1.5  # change of a pace at which a mark is set
 _MOST_MARKS = 64  # beyond that, every second one of the older half is dropped
 _MOST_CREDIT = 30.0  # doublings of a weight
@@ -42,18 +43,17 @@ _FREE = 1.0  # credit up to which a weight does not grow
 _OVERDUE, _OVERDUE_PART = 6.0, 0.1  # credit of overdue jobs, and the part of the devices that they may have together
 
 
-def classes_of(lengths: Floats) -> Classes:
-    """[job]: the class of its length in device-seconds."""
-    steps = np.ceil(np.log(np.maximum(lengths, _SHORT_S) / _SHORT_S) / np.log(_RATIO))
+def classes_of(ratios: Floats) -> Classes:
+    """[job]: the class of its length in device-seconds over its weight."""
+    steps = np.ceil(np.log(np.maximum(ratios, _SHORT_S) / _SHORT_S) / np.log(_RATIO))
     return np.asarray(np.minimum(steps, _CLASSES - 1).astype(np.intp))
 
 
-def patience_of(lengths: Floats, supply: float, least_s: float) -> Floats:
+def patience_of(lengths: Floats, classes: Classes, supply: float, least_s: float) -> Floats:
     """[class]: seconds of waiting for a unit of credit."""
-    classes = classes_of(lengths)
     work, num = np.bincount(classes, lengths, _CLASSES), np.bincount(classes, minlength=_CLASSES)
-    shorter = np.cumsum(work) - work * (num + 1.0) / (2.0 * np.maximum(num, 1.0))  # counts half of its class
-    return np.asarray(np.maximum(least_s, _PASSES * shorter / max(1.0, supply)))
+    before = np.cumsum(work) - work * (num + 1.0) / (2.0 * np.maximum(num, 1.0))  # counts half of its class
+    return np.asarray(np.maximum(least_s, _PASSES * before / max(1.0, supply)))
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class WaitingClocks:
         pace = np.where(is_open, 1.0 / self.patience_s[classes], gained[rows, classes] / np.where(is_open, 1.0, spans))
         return np.asarray(self.marked[last, classes] + np.maximum(0.0, times - self.times[last]) * pace)
 
-    def credit(self, jobs: Sequence[Job], lengths: Floats, at: float) -> Floats:
+    def credit(self, jobs: Sequence[Job], classes: Classes, at: float) -> Floats:
         """[job]: its credit."""
         earned = self.earned
         had = np.array([earned.get(job.spec.id, 0.0) for job in jobs]) if earned else np.zeros(len(jobs))
@@ -116,9 +116,8 @@ class WaitingClocks:
         if not len(rows):
             return had
         begun = np.array([jobs[row].since for row in rows.tolist()])
-        classes = classes_of(lengths[rows])
         now = self.readings(np.full(_CLASSES, at), np.arange(_CLASSES))
-        had[rows] = had[rows] + now[classes] - self.readings(begun, classes)
+        had[rows] = had[rows] + now[classes[rows]] - self.readings(begun, classes[rows])
         return had
 
     def keep(self, jobs: Sequence[Job], credit: Floats, draft: Draft) -> None:

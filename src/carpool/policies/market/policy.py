@@ -15,7 +15,7 @@ from carpool.core.draft import Draft
 from carpool.core.errors import InputError, UnknownName
 from carpool.core.model import Job, JobId
 from carpool.core.policy import Plan, Policy, Snapshot
-from carpool.policies.market.aging import aged, overdue, patience_of
+from carpool.policies.market.aging import aged, classes_of, overdue, patience_of
 from carpool.policies.market.colocation_groups import ColocationGroups, form_groups, group_lanes, lane_blocks
 from carpool.policies.market.explain import Quote, bid_order, explain_aging, explain_job, explain_prices
 from carpool.policies.market.group_trials import explain_sharing
@@ -150,12 +150,13 @@ class Carpool(Policy):
         if not menu.offers:
             return None
         work = self._work(view, menu, memory)
-        lengths = _lengths(menu, work)
-        paces = patience_of(lengths, float(menu.supply.sum()), self.patience_s)
+        lengths, weights = _lengths(menu, work), np.array([job.spec.weight for job in jobs])
+        classes = classes_of(lengths / weights)
+        paces = patience_of(lengths, classes, float(menu.supply.sum()), self.patience_s)
         memory.clocks.advance(view.at, paces, min([job.submitted_at for job in jobs]))
-        credit = memory.clocks.credit(jobs, lengths, view.at)
+        credit = memory.clocks.credit(jobs, classes, view.at)
         late = overdue(view, jobs, lengths, self.wait_s if self.lengths == "known" else 0.0)
-        weights = aged(np.array([job.spec.weight for job in jobs]), credit + late)
+        weights = aged(weights, credit + late)
         market = Market(menu.rates, menu.needs, menu.supply, weights, work)
         if self.objective == "makespan":
             market = Market(menu.rates, menu.needs, menu.supply, market.seconds().min(axis=1).clip(_TINY, 1e12), work)
@@ -350,9 +351,14 @@ def _steps(view: Snapshot, job: Job) -> float:
 
 
 def _lengths(menu: Menu, work: Floats) -> Floats:
-    """[job]: device-seconds left on its most efficient option; 0 if it can run nowhere."""
+    """[job]: device-seconds left, at its mean rate on all devices of the cluster; 0 if it can run nowhere.
+
+    On each device type it is taken to run with its most efficient number of devices.
+    """
+    each = menu.rates / menu.needs.sum(axis=1)
+    best = np.array([each[:, needs > 0.0].max(axis=1, initial=0.0) for needs in menu.needs.T])
     with np.errstate(divide="ignore"):
-        found = (menu.needs.sum(axis=1) / menu.rates).min(axis=1) * work
+        found = work * menu.supply.sum() / (menu.supply @ best)
     return np.asarray(np.where(np.isfinite(found), found, 0.0))
 
 
