@@ -131,3 +131,15 @@ def test_the_hyper_parameters_of_a_sweep_are_shown(here: Path, capsys: pytest.Ca
     assert [job["params"] for job in planned(capsys)["jobs"]] == [{"seconds": 1}, {"seconds": 2}]
     assert run(["plan", "jobs.toml", "--devices", "cpu:2"]) == 0
     assert "seconds=2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [6, 7, 12])
+def test_commands_that_cannot_resume_are_planned_side_by_side(
+    here: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    """Their groups are hidden from the policy while it plans for the others."""
+    jobs = [f'[[job]]\nname = "j{number}"\ncommand = ["true"]\n' for number in range(count)]
+    (here / "many.toml").write_text("\n".join(jobs))
+    assert run(["plan", "many.toml", "--devices", "cpu:2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["jobs"]
+    assert [bool(job["allocations"]) for job in found] == [True] * count

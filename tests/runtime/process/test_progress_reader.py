@@ -35,6 +35,39 @@ def test_rates_are_measured_and_rounds_are_added_up() -> None:
     assert (third.done, third.total, third.steps_per_s > 20.0) == (105, None, True)
 
 
+def test_bars_of_other_lengths_are_not_added() -> None:
+    """Preparing data, then training with an evaluation and a saved model twice, as the Hugging Face trainer prints."""
+    now = [0.0]
+    meter = ProgressMeter(lambda: now[0])
+    seen: list[ProgressFound] = []
+
+    def look(*bars: Progress) -> None:
+        now[0] += 1.0
+        seen.extend(meter.update(bars))
+
+    look(Progress(5000, 5000))
+    for step in range(100, 1001, 100):
+        look(Progress(step, 1000))
+        if step % 500 == 0:
+            look(Progress(10, 25), Progress(25, 25))
+            look(Progress(0, 1), Progress(1, 1), Progress(step, 1000))
+    assert seen[-1].done == 1000
+    assert seen[-1].total == 1000
+    counted = [each.done for each in seen if each.total == 1000]
+    assert counted == sorted(counted)
+    assert all(30.0 < each.steps_per_s <= 100.0 for each in seen[3:])
+
+
+def test_rounds_of_nearly_the_same_length_are_added_up() -> None:
+    now = [0.0]
+    meter = ProgressMeter(lambda: now[0])
+    for total in (100, 97, 101):
+        for done in (50, total):
+            now[0] += 1.0
+            updates = meter.update([Progress(done, total)])
+    assert updates[-1].done == 100 + 97 + 101
+
+
 def test_a_pattern_that_takes_too_long_loses_the_line() -> None:
     before = signal.signal(signal.SIGALRM, _stop_match)
     try:

@@ -133,8 +133,9 @@ def _is_unknown(estimates: Estimator, job: Job, placement: Placement) -> bool:
 
 
 def _groups(draft: Draft) -> Iterator[tuple[DeviceId, list[Job]]]:
-    """Devices with several jobs of one device each."""
-    for device in draft.occupancy.shared_devices():
+    """Devices with several jobs of one device each, without those whose jobs must stay as they are."""
+    pinned = draft.view.occupancy.pinned_devices
+    for device in (each for each in draft.occupancy.shared_devices() if each not in pinned):
         jobs = [draft.view.jobs[resident.job] for resident in draft.occupancy.residents(device)]
         if len(jobs) > 1 and all((held := draft.holding(job)) and held.num_devices == 1 for job in jobs):
             yield device, sorted(jobs, key=lambda job: (job.seq, job.id))

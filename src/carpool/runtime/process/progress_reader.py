@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.jobs.progress_pattern import MAX_LINE, Progress, ProgressPattern
@@ -27,6 +27,9 @@ _MATCH_S = 0.1  # for one line
 _MAX_READ = 1 << 20  # bytes at the end of new output that are searched
 _LINE_END = re.compile(rb"[\r\n]")  # a progress bar ends its lines with a carriage return
 _SMOOTHING = 0.3
+_ALIKE = 0.1  # difference between the lengths of bars that are added up
+_MOST_BARS = 7  # other bars that are remembered
+_LEAST_S = 1e-6
 _MAX_FOUND = 8  # of one read: each may hold a loss that halving compares
 _LOOK_S = 1.0  # for all lines of one read
 
@@ -58,32 +61,73 @@ class LogTail:
         return lines
 
 
+@dataclass(slots=True)
+class _Bar:
+    """A progress bar, and others of nearly the same length, such as one in each epoch: their steps are added up."""
+
+    last: Progress
+    before: float = 0.0  # steps of earlier ones
+    seconds: float = 0.0  # in which it advanced last
+    at: float = 0.0  # of the last update
+    rate: float = 0.0
+
+    @property
+    def done(self) -> float:
+        return self.before + self.last.done
+
+    def is_like(self, other: Progress) -> bool:
+        mine, theirs = self.last.total, other.total
+        if mine is None or theirs is None:
+            return mine is theirs
+        return abs(mine - theirs) <= _ALIKE * max(mine, theirs)
+
+    def advance(self, to: Progress) -> None:
+        if to.done < self.last.done:
+            self.before += self.last.total or self.last.done
+        self.last = to
+
+    def measure(self, done_before: float, now: float) -> None:
+        rate = max(0.0, self.done - done_before) / max(now - self.at, _LEAST_S)
+        self.rate = self.rate + _SMOOTHING * (rate - self.rate) if self.rate else rate
+
+
 class ProgressMeter:
-    """Rate of the progress found in a log; steps that start again, as in each epoch, are added up."""
+    """Progress and rate of a command with one or several progress bars.
+
+    Bars of other lengths, for evaluating, saving or preparing data, are not added: the one that has been advancing for
+    most of the time counts.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last: Progress | None = None
+        self._bars: list[_Bar] = []
         self._at = clock()
-        self._done = 0.0
-        self._before = 0.0  # steps of earlier rounds
-        self._rate = 0.0
 
     def update(self, found: Sequence[Progress]) -> list[ProgressFound]:
         """The updates to report for the progress found by one read, oldest first."""
-        now, before, updates = self._clock(), self._done, []
-        is_first = self._last is None
+        now, done_before = self._clock(), {id(bar): bar.done for bar in self._bars}
+        updates: list[tuple[_Bar, ProgressFound]] = []
         for each in found:
-            if self._last is not None and each.done < self._last.done:
-                self._before += self._last.total or self._last.done
-            self._done, self._last = self._before + each.done, each
-            total = each.total if not self._before else None  # the number of further rounds is unknown
-            updates.append(ProgressFound(self._done, total, self._rate, each.loss))
-        if not is_first and now > self._at:
-            rate = max(0.0, self._done - before) / (now - self._at)
-            self._rate = self._rate + _SMOOTHING * (rate - self._rate) if self._rate else rate
+            bar = self._bar_of(each)
+            bar.advance(each)
+            total = each.total if not bar.before else None  # the number of further rounds is unknown
+            updates.append((bar, ProgressFound(bar.done, total, bar.rate, each.loss)))
+        bar.seconds += now - self._at
         self._at = now
-        return [*updates[:-1], replace(updates[-1], steps_per_s=self._rate)]
+        for each_bar in {id(bar): bar for bar, _ in updates}.values():
+            if id(each_bar) in done_before:
+                each_bar.measure(done_before[id(each_bar)], now)
+            each_bar.at = now
+        counts = max(reversed(self._bars), key=lambda each: each.seconds)
+        reported = [update for bar, update in updates if bar is counts]
+        return [*reported[:-1], replace(reported[-1], steps_per_s=counts.rate)] if reported else []
+
+    def _bar_of(self, progress: Progress) -> _Bar:
+        bar = next((bar for bar in self._bars if bar.is_like(progress)), None)
+        if bar is None:
+            bar = _Bar(progress)
+            self._bars = [*self._bars[-_MOST_BARS:], bar]
+        return bar
 
 
 class _TooSlow(Exception):
