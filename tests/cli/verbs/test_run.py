@@ -197,6 +197,18 @@ def test_interrupt_and_resume(machine: Machine, capsys: pytest.CaptureFixture[st
     assert "is unfinished" in capsys.readouterr().err
 
 
+def test_commands_that_start_again_after_an_interruption_are_named(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = '[[job]]\nname = "{}"\ncommand = ["true"]\nresumable = {}\n'
+    training = '[[job]]\nname = "c"\nentry = "train.py:main"\n'
+    (tmp_path / "mixed.toml").write_text(table.format("a", "false") + table.format("b", "true") + training)
+    machine.interrupts = True
+    assert run(["run", "mixed.toml", "--no-check", "--devices", "cpu:3"]) == 130
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "start again" in line]
+    assert line.endswith(": a")
+
+
 def test_interrupted_before_it_began(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -350,6 +350,8 @@ async def _watched(run: BatchRun, display: RunDisplay) -> RunEnd:
 
 def _interrupt(run: BatchRun) -> None:
     words = "stopping all jobs at the next step with checkpoints; press Ctrl-C again to stop at once"
+    if lost := run.commands_without_checkpoints():
+        words += f"\ncommands that keep no state of their own start again with --resume: {', '.join(lost)}"
     if run.is_interrupted:
         words = "stopping at once"
     elif not run.has_begun:

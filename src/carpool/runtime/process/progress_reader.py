@@ -112,7 +112,7 @@ class ProgressMeter:
             bar.advance(each)
             total = each.total if not bar.before else None  # the number of further rounds is unknown
             updates.append((bar, ProgressFound(bar.done, total, bar.rate, each.loss)))
-        bar.seconds += now - self._at
+        updates[-1][0].seconds += now - self._at
         self._at = now
         for each_bar in {id(bar): bar for bar, _ in updates}.values():
             if id(each_bar) in done_before:

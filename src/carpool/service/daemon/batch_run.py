@@ -194,6 +194,15 @@ class BatchRun:
             self._starting.cancel()
         self.is_interrupted = True
 
+    def commands_without_checkpoints(self) -> list[JobId]:
+        """Running commands that would start from the beginning after an end of this run."""
+        running = self.scheduler.jobs
+        return [
+            spec.id
+            for spec, program in self.request.jobs
+            if spec.id in running and running[spec.id].desired is not None and program.command and not program.resumable
+        ]
+
     def close(self) -> None:
         self._closing.close()
 
