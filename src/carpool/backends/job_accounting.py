@@ -97,6 +97,11 @@ class JobAccount:
         """The metrics at its end, or the last ones so far."""
         return {**self.metrics.last, **({} if self.outcome is None else self.outcome.metrics)}
 
+    def close(self, outcome: Outcome) -> None:
+        """Add how it ended: its last steps were not reported as progress."""
+        self.outcome, self.done = outcome, float(outcome.steps)
+        self.metrics.add_loss(outcome.steps, outcome.loss)
+
     def hold(self, at: float, allocation: Allocation | None) -> None:
         if self.held is not None:
             self.held_s += at - self.held_since
@@ -187,8 +192,7 @@ class JobAccounting:
     def close(self, outcome: Outcome) -> None:
         account = self.accounts.get(outcome.job)
         if account is not None:
-            account.outcome = outcome
-            account.done = float(outcome.steps)
+            account.close(outcome)
 
     def owner(self, job: JobId) -> str:
         """The user of a job; empty, so that only admins see it, where its submission is not in the journal."""

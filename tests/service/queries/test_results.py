@@ -10,6 +10,7 @@ from carpool.backends.job_accounting import JobAccount
 from carpool.backends.metric_summary import MetricSummaries, read_summaries
 from carpool.core.errors import InputError
 from carpool.core.model import HalvingRule, JobId, JobSpec, Phase
+from carpool.runtime.executor.reports import Outcome
 from carpool.service.queries.results import default_mode, results_view
 
 
@@ -119,3 +120,13 @@ def test_damaged_lines_of_a_metrics_file_are_skipped(tmp_path: Path) -> None:
         "acc": (2, 0.5),
     }
     assert read_summaries(tmp_path / "none").by_name == {}
+
+
+def test_steps_and_loss_are_those_at_the_end() -> None:
+    """The last steps are not reported as progress."""
+    made = account("x", [])
+    made.metrics.add_loss(2987, 0.9)
+    made.close(Outcome(JobId("x"), 3000, 1, 0.7))
+    (row,) = results_view("a", [made], 0.0).rows
+    assert row.last is not None
+    assert (row.steps, row.last.step, row.last.value) == (3000, 3000, 0.7)

@@ -37,7 +37,8 @@ def run_accounts(folder: RunFolder) -> list[JobAccount]:
     accounts = [known.get(spec.id) or JobAccount(spec, 0.0) for spec, _ in settings.jobs]
     for account in accounts:
         account.metrics = read_summaries(folder.job(account.spec.id) / "metrics.jsonl")
-        account.outcome = folder.outcome(account.spec.id)
+        if (outcome := folder.outcome(account.spec.id)) is not None:
+            account.close(outcome)
     return accounts
 
 
