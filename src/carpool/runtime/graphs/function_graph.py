@@ -222,7 +222,7 @@ class FunctionGraph:
         try:
             before = copies(captured.state.tensors)
         except torch.OutOfMemoryError:
-            raise _Unfit("not enough memory to verify them") from None
+            raise _Unfit("not enough memory to verify a graph") from None
         self._seed(number)
         random = host_rng_state(self._device)
         with self._capture.side_stream():
@@ -262,9 +262,8 @@ class FunctionGraph:
 
     def _capture_call(self, captured: _CapturedCall) -> None:
         def work() -> None:
-            captured.result = read_step_result(
-                self._call(captured.batch)
-            )  # detached: autograd's nodes belong to a stream
+            # It is detached: autograd's nodes belong to a stream, and keep others from being captured.
+            captured.result = read_step_result(self._call(captured.batch))
 
         captured.set_gradients([None] * len(captured.leaves))
         captured.graph = self._capture.capture(work)

@@ -14,6 +14,7 @@ import builtins
 import enum
 import functools
 import io
+import operator
 import sys
 import types
 import weakref
@@ -55,7 +56,7 @@ class HostState(NamedTuple):
     def is_same_as(self, other: HostState) -> bool:
         """Whether Python values are equal and tensors are the same objects."""
         mine, theirs = self.tensors, other.tensors
-        return len(mine) == len(theirs) and all(map(_is_same, mine, theirs)) and self.plain == other.plain
+        return len(mine) == len(theirs) and all(map(operator.is_, mine, theirs)) and self.plain == other.plain
 
 
 def host_state(roots: Iterable[object], device: torch.device) -> HostState:
@@ -64,10 +65,6 @@ def host_state(roots: Iterable[object], device: torch.device) -> HostState:
     for root in roots:
         search.visit(root)
     return HostState(search.plain, search.tensors)
-
-
-def _is_same(one: Tensor, two: Tensor) -> bool:
-    return one is two
 
 
 class _Search:
@@ -88,7 +85,7 @@ class _Search:
         elif (place := self._places.get(id(value))) is not None:
             self.plain.append((place,))
         elif len(self._objects) >= _MOST:
-            raise UnknownState(f"it reaches more than {_MOST} values")
+            raise UnknownState(f"the step function reaches more than {_MOST} values")
         else:
             self._places[id(value)] = len(self._objects)
             self._objects.append(value)
@@ -113,7 +110,7 @@ class _Search:
 
     def _set(self, values: Set[Any]) -> None:
         if not all(isinstance(value, _EQUAL_BY_VALUE) for value in values):
-            raise UnknownState("it reaches a set of objects")
+            raise UnknownState("the step function reaches a set of objects")
         self.plain.append(frozenset(values))
 
     def _mapping(self, values: Mapping[Any, Any]) -> None:
@@ -127,7 +124,7 @@ class _Search:
         is_expanded = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         if tensor.device.type != self._device.type or is_expanded:
             if tensor.is_inference():
-                raise UnknownState("it reaches a tensor made in inference mode")
+                raise UnknownState("the step function reaches a tensor made in inference mode")
             self.plain.append((tensor.data_ptr(), *versions([tensor])))
             return
         self.plain.append((tensor.requires_grad, tensor.dtype, tensor.shape, tensor.stride()))
@@ -154,7 +151,7 @@ class _Search:
             if name in function.__globals__:
                 self._global(function.__globals__[name], names)
             elif (name in _EFFECTS and hasattr(builtins, name)) or name in _CLOCKS:
-                raise UnknownState(f"it uses {name}")
+                raise UnknownState(f"the step function uses {name}")
 
     def _global(self, value: Any, names: Mapping[str, None]) -> None:
         """A variable of a function, which may use the attributes of modules that it names."""
@@ -165,14 +162,14 @@ class _Search:
         if root in _WITHOUT_STATE:
             return
         if root in sys.stdlib_module_names:
-            raise UnknownState(f"it uses the module {value.__name__}")
+            raise UnknownState(f"the step function uses the module {value.__name__}")
         for name in names:
             if name in vars(value) and vars(value)[name] is not value:
                 self._global(vars(value)[name], names)
 
     def _module(self, module: types.ModuleType) -> None:
         if module.__name__.partition(".")[0] not in _WITHOUT_STATE:
-            raise UnknownState(f"it reaches the module {module.__name__}")
+            raise UnknownState(f"the step function reaches the module {module.__name__}")
 
     def _method(self, method: types.MethodType) -> None:
         self.visit(method.__self__)
@@ -192,7 +189,7 @@ class _Search:
         if _is_library(cls):
             return
         if cls.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
-            raise UnknownState(f"it reaches a {cls.__module__}.{cls.__qualname__}")
+            raise UnknownState(f"the step function reaches a {cls.__module__}.{cls.__qualname__}")
         self._each(cls.__bases__)
         for name, value in vars(cls).items():
             if isinstance(value, property):
@@ -214,7 +211,7 @@ class _Search:
         """Any other object: its class and its attributes."""
         slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
         if isinstance(value, io.IOBase) or (not hasattr(value, "__dict__") and not slots):
-            raise UnknownState(f"it reaches a {type(value).__module__}.{type(value).__qualname__}")
+            raise UnknownState(f"the step function reaches a {type(value).__module__}.{type(value).__qualname__}")
         self.visit(type(value))
         self._mapping({name: getattr(value, name) for name in slots if hasattr(value, name)})
         self._mapping(getattr(value, "__dict__", {}))
